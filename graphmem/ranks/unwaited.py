@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from graphmem.graph import PhaseName, Storage
+from graphmem.graph import Storage
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.recorder import Recorder
 from graphmem.units import format_both
@@ -39,7 +39,7 @@ class Beginning:
 
     Attributes:
         walk: the backward pass that began it; -1 if none.
-        since: in an optimizer's step, how many passes and compilations there were before.
+        since: before the end of an optimizer's step, how many passes and compilations there were.
         passes: how many passes there were before.
     """
 
@@ -101,8 +101,7 @@ class Unwaited:
     def began(self) -> Beginning:
         """Note when a collective begins."""
         phases = self._recorder.phases
-        is_update = phases.running is PhaseName.OPTIMIZER
-        since = (phases.passes, _graphs_compiled()) if is_update else None
+        since = (phases.passes, _graphs_compiled()) if phases.is_updating else None
         return Beginning(torch._C._current_graph_task_id(), since, phases.passes)
 
     def let_go(self, group: object, shelves: list[list[Any]]) -> None:

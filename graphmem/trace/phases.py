@@ -35,6 +35,7 @@ class Phases:
         self._graph = graph
         self._next_tick = next_tick
         self._stepped_at = -1
+        self._steps_running = 0
         self._begin(PhaseName.SETUP)
 
     def _begin(self, name: PhaseName) -> None:
@@ -56,6 +57,17 @@ class Phases:
     def running(self) -> PhaseName:
         """The phase of the next operation."""
         return self.pending or self._graph.phases[-1].name
+
+    @property
+    def is_updating(self) -> bool:
+        """Whether weights are updated: after a backward pass, until an optimizer has stepped.
+
+        The steps of several optimizers are one update, as far as one of them is running.
+        """
+        if self.running is not PhaseName.OPTIMIZER:
+            return False
+        has_stepped = self.pending is None and self._stepped_at >= self._graph.phases[-1].start
+        return self._steps_running > 0 or not has_stepped
 
     def mark(self, name: str) -> None:
         """Mark the current tick by name."""
@@ -98,8 +110,13 @@ class Phases:
         """
         self.pending = PhaseName.OPTIMIZER
 
+    def optimizer_steps(self) -> None:
+        """Note that an optimizer's step begins."""
+        self._steps_running += 1
+
     def optimizer_stepped(self) -> None:
         """Note that an optimizer's step has just ended."""
+        self._steps_running -= 1
         self._stepped_at = self._next_tick()
 
     def _split(self, tick: int) -> None:

@@ -300,6 +300,7 @@ class Session:
                 for model in self.location.roots:
                     name_model(self.recorder, model)
             name_optimizer(self.recorder, optimizer)
+            self.recorder.phases.optimizer_steps()
 
         def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             name_optimizer(self.recorder, optimizer)

@@ -571,6 +571,33 @@ class TestWorlds:
 
         assert done.stdout.split() == ["backward", "1", "step", "1", "backward", "2", "step", "1"]
 
+    def test_after_the_last_optimizer_step_the_next_collective_releases_gradients(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """1 MiB of zeros for each step that another rank still runs, as under `Join`.
+
+        Of three passes the H200 held two at most, until its group's next collectives began
+        (fixtures/ranks/ddp_more.py --join 2).
+        """
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "weight = torch.ones(1, device='cuda', requires_grad=True)",
+            "optimizer = torch.optim.SGD([weight], lr=0.1)",
+            "weight.square().sum().backward()",
+            "optimizer.step()",
+            "def shadow():",
+            "    zeros = torch.zeros(1 << 18, device='cuda')",
+            "    dist.all_reduce(zeros, async_op=True).get_future().wait()",
+            "for _ in range(3):",
+            "    shadow()",
+            "    print(torch.cuda.memory_allocated() >> 20)",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert done.stdout.split() == ["1", "1", "1"]
+
     def test_collectives_in_flight_hold_their_tensors_until_they_are_waited_for(
         self, run: Run, tmp_path: Path
     ) -> None:
