@@ -44,6 +44,12 @@ COMPILER_NAMES = (
         _COMPILED,
         since=(2, 13),
     ),
+    Names(
+        "torch._dynamo.compiled_autograd",
+        "compiled_autograd_enabled",
+        "saying that a backward pass is not compiled",
+        "that line of the report",
+    ),
     Names("torch._dynamo.convert_frame", "_compile", "Dynamo's own operations", _COMPILED),
     Names(
         "torch._dynamo.device_interface",

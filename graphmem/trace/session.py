@@ -7,6 +7,7 @@ whole script) marks where iterations begin.
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -248,7 +249,19 @@ class Session:
         if not self._depth:
             name_variables(self.recorder, self.location)
             note_flags(self.recorder)
+            self._tell_of_compiled_autograd()
             self.recorder.phases.enter_backward()
+
+    def _tell_of_compiled_autograd(self) -> None:
+        """Say that a backward pass which would be compiled as a whole is walked all the same."""
+        compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+        if getattr(compiled, "compiled_autograd_enabled", False):
+            self.recorder.assume(
+                "compiled autograd",
+                "the backward pass takes what it takes without it",
+                "graphmem runs its nodes one by one",
+                self.location.source(),
+            )
 
     def enter_backward(self) -> None:
         """Count one more level: backward passes can be nested."""
