@@ -1,10 +1,18 @@
-"""Triangular systems: the pointers to their matrices.
+"""Linear systems: pointers to matrices, and copies of them.
+
+Triangular ones:
 
 aten/src/ATen/native/cuda/linalg/BatchLinearAlgebra.cpp, `triangular_solve_kernel`: up to eight
 matrices of 64 columns or more are solved one after the other; of others with at most 512 columns
 cuBLAS gets arrays of pointers, those of `A` and those of `B` (`get_device_pointers`); MAGMA, which
 solves the rest, keeps its arrays in pinned memory. The layer of Qwen 3.5 and Qwen3-Next called
 gated delta rule solves many small ones (fixtures/cuda/zoo.tar.xz, zoo_qwen3_5_text).
+
+With a Cholesky factor: BatchLinearAlgebraLib.cpp beside it, `_cholesky_solve_helper_cuda_cusolver`,
+copies the factor, with a status of the call; several systems with one right-hand side each have
+arrays of pointers as well (fixtures/real/gaussian_process.py on an H200; several systems are read
+in the source). What cuSOLVER takes to find the factor is not known: there 62,656 bytes for 4,000
+rows.
 """
 
 from __future__ import annotations
@@ -15,9 +23,10 @@ from collections.abc import Iterator, Mapping
 from graphmem.kernel_program import Scratch, Step
 
 from .call import Call, Rule, during
-from .layout import INDEX_BYTES
+from .layout import INDEX_BYTES, item_bytes
 
 _FEW, _WIDE, _OF_CUBLAS = 8, 64, 512
+_STATUS_BYTES = 4
 
 
 def _triangular(call: Call) -> Iterator[Step]:
@@ -29,5 +38,20 @@ def _triangular(call: Call) -> Iterator[Step]:
         yield from during(Scratch(f"pointers to the {side}", count * INDEX_BYTES) for side in sides)
 
 
-RULES: Mapping[str, Rule] = {"aten.linalg_solve_triangular": _triangular}
+def _cholesky(call: Call) -> Iterator[Step]:
+    factor, result = call.tensor("input2"), call.op.outputs[0]
+    *batch, rows, columns = result.shape
+    count = math.prod(batch)
+    copied = count * rows * rows * item_bytes(factor.dtype)
+    held = [Scratch("the factor in columns", copied)]
+    if count > 1 and columns == 1:
+        sides = ("right-hand sides", "factors")
+        held += [Scratch(f"pointers to the {side}", count * INDEX_BYTES) for side in sides]
+    yield from during([Scratch("status", _STATUS_BYTES)], [*call.outputs(), *during(held)])
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.linalg_solve_triangular": _triangular,
+    "aten.cholesky_solve": _cholesky,
+}
 """The rules, by operator."""

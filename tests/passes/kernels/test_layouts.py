@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.kernel_calls import Calls, aten, tensor
+from graphmem.gpus import find_gpu
+from graphmem.passes.kernel_memory import find_kernel_memory
+from graphmem.runtime import Runtime
+from tests.support.kernel_calls import Calls, aten, readable, tensor
+from tests.support.traced_step import traced
 
 
 def h100() -> Calls:
@@ -78,3 +82,29 @@ def test_the_transposed_gradient_of_a_row_is_copied() -> None:
     )  # fmt: skip
 
     assert program == [30_720, "out0", "out1", 98_304, -98_304, -30_720]
+
+
+def test_a_cholesky_factor_is_copied_to_solve_with_it() -> None:
+    """fixtures/real/gaussian_process.py on an H200: `a 4, a 16000, a 64000000, f, f`."""
+    sides, factor = tensor(4000, 1), tensor(4000, 4000)
+
+    program = h100().call(aten.cholesky_solve.default, sides, factor)
+
+    assert program == [4, "out0", 4000 * 4000 * 4, -4000 * 4000 * 4, -4]
+
+
+def test_several_systems_of_one_side_have_pointers() -> None:
+    """`apply_cholesky_cusolver_potrsBatched`: two arrays of 3 pointers."""
+    program = h100().call(aten.cholesky_solve.default, tensor(3, 8, 1), tensor(3, 8, 8))
+
+    assert program == [4, "out0", 3 * 8 * 8 * 4, 3 * 8, 3 * 8, -3 * 8, -3 * 8, -3 * 8 * 8 * 4, -4]
+
+
+def test_a_solver_looks_at_the_status_of_each_matrix() -> None:
+    """`_linalg_check_errors`: `infos.any().item()`, of bools (recorded as `a 1, a 1, f 1, f 1`)."""
+    graph = traced(lambda: torch.linalg.cholesky(torch.randn(300, 300, device="cuda")))
+
+    (looked,) = (op for op in graph.ops if op.target == "aten.any.default")
+    programs = find_kernel_memory(graph, Runtime(find_gpu("h200"), "2.11", {}), {}).programs
+    assert readable(programs[looked.index]) == ["out0", 1, -1]
+    assert "it passes" in [each.value for each in graph.assumptions]
