@@ -13,6 +13,9 @@ copies the factor, with a status of the call; several systems with one right-han
 arrays of pointers as well (fixtures/real/gaussian_process.py on an H200; several systems are read
 in the source). What cuSOLVER takes to find the factor is not known: there 62,656 bytes for 4,000
 rows.
+
+Eigenvalues: BatchLinearAlgebra.cpp, `_linalg_eigh` allocates the vectors before the values, then a
+status for each matrix, and looks whether one is set (fixtures/real/shampoo.py on an H200).
 """
 
 from __future__ import annotations
@@ -50,8 +53,16 @@ def _cholesky(call: Call) -> Iterator[Step]:
     yield from during([Scratch("status", _STATUS_BYTES)], [*call.outputs(), *during(held)])
 
 
+def _eigen(call: Call) -> Iterator[Step]:
+    matrix = call.tensor("A")
+    status = Scratch("statuses", math.prod(matrix.shape[:-2]) * _STATUS_BYTES)
+    yield from reversed([*call.outputs()])
+    yield from during([status], during([Scratch("whether any is set", 1), Scratch("bools", 1)]))
+
+
 RULES: Mapping[str, Rule] = {
     "aten.linalg_solve_triangular": _triangular,
     "aten.cholesky_solve": _cholesky,
+    "aten._linalg_eigh": _eigen,
 }
 """The rules, by operator."""

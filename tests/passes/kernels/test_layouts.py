@@ -108,3 +108,12 @@ def test_a_solver_looks_at_the_status_of_each_matrix() -> None:
     programs = find_kernel_memory(graph, Runtime(find_gpu("h200"), "2.11", {}), {}).programs
     assert readable(programs[looked.index]) == ["out0", 1, -1]
     assert "it passes" in [each.value for each in graph.assumptions]
+
+
+def test_eigenvectors_come_before_eigenvalues() -> None:
+    """fixtures/real/shampoo.py on an H200: `a 4194304, a 4096, a 4`, and cuSOLVER's workspace."""
+    graph = traced(lambda: torch.linalg.eigh(torch.randn(1024, 1024, device="cuda")))
+
+    (found,) = (op for op in graph.ops if op.target == "aten._linalg_eigh.default")
+    programs = find_kernel_memory(graph, Runtime(find_gpu("h200"), "2.11", {}), {}).programs
+    assert readable(programs[found.index]) == ["out1", "out0", 4, 1, 1, -1, -1, -4]
