@@ -19,9 +19,13 @@ sources.md, "Embeddings, indexing and sorting"; A100, 16,384 tokens); fixtures/c
       table.
   (4) `embedding_bag` (EmbeddingBag.cu) allocates its sizes, bags and results before its output; its
       gradient always sorts, except for the maximum, which allocates only the result.
+  (5) A sparse gradient of `embedding_bag` (aten/src/ATen/native/EmbeddingBag.cpp,
+      `_embedding_bag_sparse_backward`) is the bags' rows by index; that of a mean is multiplied by
+      a factor for each (fixtures/real/tabular.py --sparse on an H200; the mean is read in the
+      source).
 
-Not covered: the temporary storage of CUB's `unique` and scans before CUDA 13 (`cub_scans`), and
-deterministic algorithms.
+Not covered: the mask of a sparse gradient with `padding_idx`, the temporary storage of CUB's
+`unique` and scans before CUDA 13 (`cub_scans`), and deterministic algorithms.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ _SCALAR_BYTES = 8
 _WARP = 32
 _MAX_THREADS = 1024
 _BLOCKS_TO_FILL_A_MULTIPROCESSOR = 4
-_MAXIMUM = 2  # `MODE_MAX`
+_MEAN, _MAXIMUM = 1, 2  # `EmbeddingBagMode`
 
 
 def _forward(call: Call) -> Iterator[Step]:
@@ -159,10 +163,26 @@ def _bags(call: Call) -> Iterator[Step]:
 
 def _bags_backward(call: Call) -> Iterator[Step]:
     grad, indices = call.tensor("grad"), call.tensor("indices")
+    if call.value("sparse"):
+        yield from _sparse_bags_backward(call, grad, indices)
+        return
     copies = [] if is_contiguous(grad) else [contiguous_copy(grad, "the gradient")]
     has_rows = call.value("mode") != _MAXIMUM
     steps = _sorted(call, grad, indices, has_bags=True) if has_rows else call.outputs()
     yield from during(copies, steps)
+
+
+def _sparse_bags_backward(call: Call, grad: TensorOut, indices: TensorOut) -> Iterator[Step]:
+    """Clause (5)."""
+    yield from call.outputs()
+    if call.value("mode") != _MEAN:
+        return
+    size = item_bytes(grad.dtype)
+    per_bag = numel(call.tensor("bag_size")) * size
+    sizes, factors = (Scratch(what, per_bag) for what in ("sizes of bags", "their reciprocals"))
+    of_rows = Scratch("a factor for each row", numel(indices) * size)
+    yield from map(Take, (sizes, factors, of_rows))
+    yield from map(Free, (factors, sizes, of_rows))
 
 
 RULES: Mapping[str, Rule] = {
