@@ -4,7 +4,7 @@ Each clause that applies to the graph is listed as an assumption, so that no rep
 approximate:
   (1) cuDNN chooses the workspace of a convolution at run time; a plan whose workspace cannot be
       allocated is skipped (aten/src/ATen/native/cudnn/Conv_v8.cpp); `kernels/convolution.py` has a
-      rule for some;
+      rule for some, and on Hopper cards lists itself what it does not know;
   (2) LSTM, GRU and RNN run as one cuDNN operation, whose reserve space, dropout state and workspace
       were measured on an H100 (graphmem/cudnn_recurrent.py) and may differ on other cards;
   (3) operations with an operand whose layout a rule of `kernel_memory` needs but does not know;
@@ -22,7 +22,8 @@ from graphmem.kernel_program import CONVOLUTION_WORKSPACE, KernelMemory, Take
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 
-_CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.", "aten.cudnn_convolution")
+_CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.")
+_OTHER_CONVOLUTIONS = ("aten.cudnn_convolution",)
 _RECURRENT = ("aten._cudnn_rnn.", "aten._cudnn_rnn_backward.")
 _HOPPER = (9, 0)
 _LINALG = ("aten._linalg_", "aten.linalg_")
@@ -37,7 +38,7 @@ def find_unmodelled(
     memory: KernelMemory = annotations.of(KERNEL_MEMORY)
     found = [
         _assumption(
-            [op for op in _matching(graph, _CONVOLUTIONS) if not _has_workspace(op, memory)],
+            [op for op in _convolutions(graph, runtime) if not _has_workspace(op, memory)],
             "workspace of cuDNN's convolutions",
             "0 bytes",
             "cuDNN chooses it at run time, up to what is left on the card",
@@ -68,6 +69,12 @@ def find_unmodelled(
 
 def _is_measured(runtime: Runtime) -> bool:
     return runtime.gpu.compute_capability == _HOPPER
+
+
+def _convolutions(graph: StepGraph, runtime: Runtime) -> list[Op]:
+    """Those for which `kernels/convolution.py` lists nothing itself."""
+    listed = () if _is_measured(runtime) else _CONVOLUTIONS
+    return _matching(graph, (*listed, *_OTHER_CONVOLUTIONS))
 
 
 def _matching(graph: StepGraph, prefixes: tuple[str, ...]) -> list[Op]:

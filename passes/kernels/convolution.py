@@ -1,9 +1,9 @@
 """Convolutions: the workspaces of cuDNN, and the bias gradient's sum.
 
 cuDNN chooses its workspaces at run time (aten/src/ATen/native/cudnn/Conv_v8.cpp, `run_conv_plan`).
-On Hopper cards they were measured (`convolution_plans.py`). On other cards this is known of 16-bit
-NCHW operands, if the card multiplies them in tensor cores (float16 from compute capability 7.0 on,
-bfloat16 from 8.0 on):
+On Hopper cards many were measured (`convolution_measured.py`); for others there are rules
+(`convolution_plans.py`). On other cards this is known of 16-bit NCHW operands, if the card
+multiplies them in tensor cores (float16 from compute capability 7.0 on, bfloat16 from 8.0 on):
 
   (1) tensor-core kernels want NHWC; cuDNN transposes its operands into its workspace, and the
       result back (NVIDIA, "Convolutional Layers User's Guide", section "Tensor Layout": "automatic
@@ -40,6 +40,7 @@ from graphmem.graph import TensorOut
 from graphmem.kernel_program import CONVOLUTION_WORKSPACE, Free, Output, Scratch, Step, Take
 
 from .call import Call, Rule, during
+from .convolution_measured import measured_bytes
 from .convolution_plans import ConvolutionPlan, ConvolutionProduct
 from .layout import (
     is_channels_last,
@@ -57,6 +58,11 @@ _ALIGNED_CHANNELS = 8
 _ROW = 3  # dimensions of rows of numbers, channel by channel
 _HOPPER = (9, 0)
 _MEASURED = ("float16", "bfloat16", "float32")
+_WORKSPACE = "workspace of cuDNN's convolutions"
+_CHOICE = (
+    "the plan is cuDNN's choice; the bound is what is left on the card, as one that cannot be "
+    "allocated is passed over"
+)
 _OF_TRANSPOSED = {
     ConvolutionProduct.RESULT: ConvolutionProduct.INPUT_GRADIENT,
     ConvolutionProduct.INPUT_GRADIENT: ConvolutionProduct.RESULT,
@@ -185,38 +191,60 @@ def _birth(births: Iterator[Output]) -> Iterator[Output]:
 def _workspace(call: Call, result: TensorOut, product: ConvolutionProduct) -> list[Scratch]:
     """The workspace of one of the three products; `result` is the forward pass's."""
     if call.runtime.gpu.compute_capability == _HOPPER:
-        workspace = _measured(call, result, product)
+        workspace = _on_hopper(call, result, product)
     else:
         workspace = _transposing(call, result, product)
     return [Scratch(CONVOLUTION_WORKSPACE, workspace)] if workspace else []
 
 
-def _measured(call: Call, result: TensorOut, product: ConvolutionProduct) -> int:
-    tensor, weight = call.tensor("input"), call.tensor("weight")
-    if tensor.dtype not in _MEASURED:
+def _on_hopper(call: Call, result: TensorOut, product: ConvolutionProduct) -> int:
+    """What was measured for this very convolution, or else what the rules say."""
+    if call.tensor("input").dtype not in _MEASURED:
+        call.leave_out(_WORKSPACE, "0 bytes", f"none of this dtype was measured, and {_CHOICE}")
         return 0
-    source, made = tensor.shape, result.shape
-    if call.value("transposed"):  # it is the gradient of a convolution from its result to its input
-        source, made, product = made, source, _OF_TRANSPOSED[product]
-    plan = ConvolutionPlan(
+    plan = _plan(call, result)
+    product = _OF_TRANSPOSED[product] if call.value("transposed") else product
+    measured = measured_bytes(plan, product)
+    if measured is not None:
+        call.leave_out(
+            f"{_WORKSPACE}, measured",
+            "as cuDNN 9.19.0 took it for the same convolution on an H200 (torch 2.11.0)",
+            f"another release may choose another, and {_CHOICE}",
+        )
+        return measured
+    call.leave_out(
+        _WORKSPACE,
+        "copies of operands and result, and sums of slices of a weight's gradient, by rules that "
+        "hold for most of 23,867 convolutions measured on an H200, of which this is none",
+        _CHOICE,
+    )
+    return plan.workspace_bytes(product)
+
+
+def _plan(call: Call, result: TensorOut) -> ConvolutionPlan:
+    """A transposed one is the gradient of a convolution from its result to its input."""
+    tensor, weight = call.tensor("input"), call.tensor("weight")
+    both = (tensor.shape, result.shape)
+    source, made = reversed(both) if call.value("transposed") else both
+    return ConvolutionPlan(
         source,
         weight.shape,
         made,
-        is_strided=max(call.value("stride")) > 1,
-        is_padded=max(call.value("padding")) > 0,
+        stride=_of_each(call, "stride"),
+        padding=_of_each(call, "padding"),
+        dilation=_of_each(call, "dilation"),
         groups=call.value("groups"),
         is_channels_last=is_channels_last(tensor) or is_channels_last(weight),
-        item_bytes=item_bytes(tensor.dtype),
+        dtype=tensor.dtype,
         multiprocessors=call.runtime.gpu.multiprocessors,
     )
-    call.leave_out(
-        "workspace of cuDNN's convolutions",
-        "copies of operands and result, and sums of slices of a weight's gradient, as most of 950 "
-        "convolutions on an H100 had them",
-        "the plan is cuDNN's choice; the bound is what is left on the card, as one that cannot be "
-        "allocated is passed over",
-    )
-    return plan.workspace_bytes(product)
+
+
+def _of_each(call: Call, name: str) -> tuple[int, ...]:
+    """A list with a number for each dimension of space, or one for all of them."""
+    values = tuple(call.value(name))
+    dimensions = len(call.tensor("input").shape) - 2
+    return values * dimensions if len(values) == 1 else values
 
 
 def _transposing(call: Call, result: TensorOut, product: ConvolutionProduct) -> int:

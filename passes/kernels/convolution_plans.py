@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .convolution_slices import WeightGradient
+from .layout import item_bytes
 
 _COPIED = 16
 _OF_STRIDES = 131
@@ -84,22 +85,22 @@ class ConvolutionPlan:
         source: sizes of the input, (batch, channels, ...).
         weight: sizes of the weight, (results, channels of a group, ...).
         result: sizes of the result, (batch, results, ...).
-        is_strided: whether it skips positions.
-        is_padded: whether it has positions beyond the edge.
+        stride, padding, dilation: in each dimension of space.
         groups: of channels.
         is_channels_last: the layout of all three.
-        item_bytes: bytes of one number.
+        dtype: of all three.
         multiprocessors: how many the card has.
     """
 
     source: Sequence[int]
     weight: Sequence[int]
     result: Sequence[int]
-    is_strided: bool
-    is_padded: bool
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
     groups: int
     is_channels_last: bool
-    item_bytes: int
+    dtype: str
     multiprocessors: int
 
     def workspace_bytes(self, product: ConvolutionProduct) -> int:
@@ -117,6 +118,21 @@ class ConvolutionPlan:
         if copies and product is ConvolutionProduct.WEIGHT_GRADIENT and self._is_of_patches:
             fixed += _OF_PATCHES
         return copies + fixed + self._partial(product)
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one number."""
+        return item_bytes(self.dtype)
+
+    @property
+    def is_strided(self) -> bool:
+        """Whether it skips positions."""
+        return max(self.stride) > 1
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether it has positions beyond the edge."""
+        return max(self.padding) > 0
 
     @property
     def _is_depthwise(self) -> bool:

@@ -20,45 +20,46 @@ RESULT, INPUT, WEIGHT = (
 )
 
 
-def workspace(product: ConvolutionProduct, sizes: tuple[int, ...], item_bytes: int) -> int:
+def workspace(product: ConvolutionProduct, sizes: tuple[int, ...], dtype: str) -> int:
     """For (batch, channels, results, kernel, stride, padding, input image, output image)."""
     batch, channels, results, kernel, stride, padding, before, after = sizes
     return ConvolutionPlan(
         (batch, channels, before, before),
         (results, channels, kernel, kernel),
         (batch, results, after, after),
-        is_strided=stride > 1,
-        is_padded=padding > 0,
+        stride=(stride, stride),
+        padding=(padding, padding),
+        dilation=(1, 1),
         groups=1,
         is_channels_last=False,
-        item_bytes=item_bytes,
+        dtype=dtype,
         multiprocessors=132,
     ).workspace_bytes(product)
 
 
 @pytest.mark.parametrize(
-    ("product", "sizes", "item_bytes", "recorded"),
+    ("product", "sizes", "dtype", "recorded"),
     [
-        (RESULT, (32, 2048, 512, 1, 1, 0, 7, 7), 2, 8_028_176),
-        (INPUT, (32, 512, 2048, 1, 1, 0, 7, 7), 2, 8_028_176),
-        (WEIGHT, (32, 1024, 256, 1, 1, 0, 14, 14), 2, 16_056_336),
-        (WEIGHT, (32, 512, 128, 1, 1, 0, 28, 28), 2, 8_388_608),
-        (WEIGHT, (32, 64, 64, 3, 1, 1, 56, 56), 2, 27_681_447),
-        (WEIGHT, (32, 64, 128, 3, 2, 1, 56, 28), 2, 23_249_575),
-        (RESULT, (32, 64, 64, 3, 1, 1, 56, 56), 4, 25_837_584),
-        (RESULT, (32, 64, 128, 3, 2, 1, 56, 28), 4, 25_985_040),
-        (RESULT, (32, 64, 128, 1, 2, 0, 56, 28), 4, 0),
-        (RESULT, (32, 3, 768, 16, 16, 0, 224, 14), 4, 0),
-        (WEIGHT, (32, 3, 768, 16, 16, 0, 224, 14), 4, 48_103_568),
-        (WEIGHT, (32, 64, 64, 3, 1, 1, 56, 56), 4, 53_592_743),
-        (WEIGHT, (32, 128, 128, 3, 1, 1, 28, 28), 4, 34_538_151),
-        (WEIGHT, (32, 256, 256, 3, 1, 1, 14, 14), 4, 22_282_847),
+        (RESULT, (32, 2048, 512, 1, 1, 0, 7, 7), "bfloat16", 8_028_176),
+        (INPUT, (32, 512, 2048, 1, 1, 0, 7, 7), "bfloat16", 8_028_176),
+        (WEIGHT, (32, 1024, 256, 1, 1, 0, 14, 14), "bfloat16", 16_056_336),
+        (WEIGHT, (32, 512, 128, 1, 1, 0, 28, 28), "bfloat16", 8_388_608),
+        (WEIGHT, (32, 64, 64, 3, 1, 1, 56, 56), "bfloat16", 27_681_447),
+        (WEIGHT, (32, 64, 128, 3, 2, 1, 56, 28), "bfloat16", 23_249_575),
+        (RESULT, (32, 64, 64, 3, 1, 1, 56, 56), "float32", 25_837_584),
+        (RESULT, (32, 64, 128, 3, 2, 1, 56, 28), "float32", 25_985_040),
+        (RESULT, (32, 64, 128, 1, 2, 0, 56, 28), "float32", 0),
+        (RESULT, (32, 3, 768, 16, 16, 0, 224, 14), "float32", 0),
+        (WEIGHT, (32, 3, 768, 16, 16, 0, 224, 14), "float32", 48_103_568),
+        (WEIGHT, (32, 64, 64, 3, 1, 1, 56, 56), "float32", 53_592_743),
+        (WEIGHT, (32, 128, 128, 3, 1, 1, 28, 28), "float32", 34_538_151),
+        (WEIGHT, (32, 256, 256, 3, 1, 1, 14, 14), "float32", 22_282_847),
     ],
 )
 def test_a_workspace_is_as_recorded(
-    product: ConvolutionProduct, sizes: tuple[int, ...], item_bytes: int, recorded: int
+    product: ConvolutionProduct, sizes: tuple[int, ...], dtype: str, recorded: int
 ) -> None:
-    assert workspace(product, sizes, item_bytes) == recorded
+    assert workspace(product, sizes, dtype) == recorded
 
 
 def test_a_resnet_50_in_16_bits_has_the_recorded_peaks() -> None:
