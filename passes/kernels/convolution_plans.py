@@ -12,17 +12,27 @@ names show what a workspace holds:
       channels to 4, except in a stem, which has positions beyond the edge.
   (3) small products take kernels that read NCHW (`implicit_convolve_sgemm`,
       `wgrad2d_grouped_direct_kernel`, `..._nchwkcrs_nchw_...`): no copies. So do first layers in
-      float32 except 7x7 ones, and strided 1x1 layers with fewer than 128 input channels.
-  (4) 1x1 convolutions are matrix products (`nvjet`, `cutlass`) if one channel of an image is a
-      multiple of 16 bytes, the unit that tensor cores load: no copies; the gradient of the weight
-      is a float32 matrix for each image, then a sum. Otherwise large ones follow (1).
-  (5) float32 kernels that write NCHW themselves (`..._nhwckrsc_nchw_...`) compute 3x3 results if
-      input or result has at most 64 channels and either the other does too or there are more than
-      2^14 positions: no copy of the result.
-  (6) the gradient of the input of a strided convolution takes 131 bytes more.
+      float32, except results of 7x7 ones and gradients of weights of more than 4x4 or 3 channels,
+      and strided 1x1 layers with fewer than 128 input channels.
+  (4) 1x1 convolutions are matrix products (`nvjet`, `cutlass`): no copies; the gradient of the
+      weight is a float32 matrix for each image, then a sum, and one matrix if an image is a single
+      position. Large ones follow (1) instead if there are many weights for each number of an image:
+      for a weight half as many in 16 bits, so that the copies are smaller than the sums, and twice
+      as many in float32; for results and gradients of inputs two or three times as many, if one
+      channel of an image is no multiple of 16 bytes, the unit that tensor cores load.
+  (5) float32 kernels that write NCHW themselves (`..._nhwckrsc_nchw_...`) compute 3x3 results of
+      fewer than 2^28 multiplications or, if no more than 64 channels come and go, of at most 2^14
+      positions; and those of at most 64 channels into 128 and more: no copy of the result.
+  (6) 131 bytes more are taken by the gradient of the input of a strided convolution and, in 16
+      bits, of a first layer of at most 3x3; and by results and gradients of inputs that have more
+      than two tiles of 128 by 128 for each multiprocessor.
   (7) the gradient of a weight is summed in slices (`convolution_slices.py`).
+  (8) that of a depthwise one with channels last in 16 bits is summed in eight parts of each image,
+      in float32, its channels padded to a multiple of 32; not if at most 2^9 positions are summed.
 
-The bounds in clauses (3) and (4) are powers of two that separate the measured cases.
+The bounds of clauses (3) to (6) and (8) separate most of the measured cases, not all: they were
+found in one half of 23,867 calls on an H200 (fixtures/cuda/convolutions.txt.xz), and are right
+about as often in the other half.
 """
 
 from __future__ import annotations
@@ -36,17 +46,25 @@ from .convolution_slices import WeightGradient
 from .layout import item_bytes
 
 _COPIED = 16
-_OF_STRIDES = 131
+_OF_TABLES = 131
 _OF_PATCHES = 128
 _FEW_CHANNELS = 8
 _ALIGNED_CHANNELS = 8
 _FLOAT32 = 4
 _LOADED_BYTES = 16
 _NARROW = 64
+_FEW_MULTIPLICATIONS = 1 << 28
 _FEW_POSITIONS = 1 << 14
 _ALIGNED_NUMBERS = 4
 _STEM = 7
-_LEAST_UNALIGNED = {True: 1 << 26, False: 1 << 28}
+_SMALL_KERNEL = 3
+_PATCH = 4
+_OF_IMAGES = 4
+_TILE = 128
+_TILES_OF_EACH = 2
+_WARP = 32
+_PARTS = 8
+_SHORT_SUM = 1 << 9
 
 
 class ConvolutionProduct(enum.Enum):
@@ -75,6 +93,16 @@ _LEAST_OF_FEW_CHANNELS = {
     (4, ConvolutionProduct.WEIGHT_GRADIENT): 1 << 28,
 }
 """By bytes of a number and product: the number of multiplications from which copies are made."""
+_TRANSPOSED = {
+    (2, ConvolutionProduct.RESULT): (2, 1 << 25),
+    (2, ConvolutionProduct.INPUT_GRADIENT): (3, 1 << 25),
+    (2, ConvolutionProduct.WEIGHT_GRADIENT): (0.5, 1 << 28),
+    (4, ConvolutionProduct.RESULT): (3, 1 << 30),
+    (4, ConvolutionProduct.INPUT_GRADIENT): (3, 1 << 30),
+    (4, ConvolutionProduct.WEIGHT_GRADIENT): (2, 1 << 28),
+}
+"""For 1x1 convolutions, clause (4): how many weights there are at least for each number of an
+image of input and result, and how many multiplications."""
 
 
 @dataclass(frozen=True)
@@ -106,15 +134,15 @@ class ConvolutionPlan:
     def workspace_bytes(self, product: ConvolutionProduct) -> int:
         """The known part of the workspace."""
         is_of_groups = self.groups > 1 and product is ConvolutionProduct.WEIGHT_GRADIENT
-        if self._is_depthwise or (is_of_groups and self.item_bytes < _FLOAT32):
+        if self._is_depthwise:
+            return self._depthwise_sums() if is_of_groups else 0
+        if is_of_groups and self.item_bytes < _FLOAT32:
             return 0
-        if self._is_matrix_product and not self._is_unaligned(product):
+        if self._is_matrix_product and not self._is_transposed_first(product):
             return self._sums(product)
         copies = self._copies(product) if self._is_copied(product) else 0
-        of_strides = product is ConvolutionProduct.INPUT_GRADIENT and self._has_stride_tables
-        if not copies and not self.is_channels_last:
-            of_strides = False
-        fixed = (_COPIED if copies else 0) + (_OF_STRIDES if of_strides else 0)
+        has_tables = self._has_tables(product) and (copies or self.is_channels_last)
+        fixed = (_COPIED if copies else 0) + (_OF_TABLES if has_tables else 0)
         if copies and product is ConvolutionProduct.WEIGHT_GRADIENT and self._is_of_patches:
             fixed += _OF_PATCHES
         return copies + fixed + self._partial(product)
@@ -143,20 +171,33 @@ class ConvolutionPlan:
         is_plain = not self.is_strided and not self.is_padded and self.groups == 1
         return self._is_one_by_one and is_plain
 
+    def _depthwise_sums(self) -> int:
+        """Clause (8)."""
+        batch, results, *space = self.result
+        is_short = batch * math.prod(space) <= _SHORT_SUM
+        if not self.is_channels_last or self.item_bytes == _FLOAT32 or is_short:
+            return 0
+        channels = -(-results // _WARP) * _WARP
+        return _PARTS * batch * channels * math.prod(self.weight[2:]) * _FLOAT32
+
     def _sums(self, product: ConvolutionProduct) -> int:
         if product is not ConvolutionProduct.WEIGHT_GRADIENT or self.is_channels_last:
             return 0
+        if math.prod(self.source[2:]) == 1:  # one matrix, in either layout
+            return 0
         return self.source[0] * math.prod(self.weight) * _FLOAT32
 
-    def _is_unaligned(self, product: ConvolutionProduct) -> bool:
+    def _is_transposed_first(self, product: ConvolutionProduct) -> bool:
         """Clause (4)."""
-        row = math.prod(self.source[2:]) * self.item_bytes
-        if self.is_channels_last or row % _LOADED_BYTES == 0:
+        image = math.prod(self.source[2:])
+        is_of_weight = product is ConvolutionProduct.WEIGHT_GRADIENT
+        is_aligned = image * self.item_bytes % _LOADED_BYTES == 0
+        if self.is_channels_last or (is_aligned and not is_of_weight):
             return False
-        is_odd = math.prod(self.source[2:]) % 2 == 1
-        if not is_odd and product is not ConvolutionProduct.WEIGHT_GRADIENT:
-            return False
-        return self._multiplications >= _LEAST_UNALIGNED[is_odd]
+        channels, results = self.source[1], self.result[1]
+        share, least = _TRANSPOSED[self.item_bytes, product]
+        is_deep = channels * results > share * image * (channels + results)
+        return is_deep and self._multiplications >= least
 
     def _partial(self, product: ConvolutionProduct) -> int:
         """Clause (7)."""
@@ -186,14 +227,25 @@ class ConvolutionPlan:
     def _multiplications(self) -> int:
         return math.prod(self.result) * math.prod(self.weight[1:])
 
-    @property
-    def _has_stride_tables(self) -> bool:
-        if self.source[1] < _FEW_CHANNELS:
+    def _has_tables(self, product: ConvolutionProduct) -> bool:
+        """Clause (6)."""
+        if product is ConvolutionProduct.WEIGHT_GRADIENT:
             return False
-        is_small = self._multiplications < 1 << 28
-        if self.item_bytes == _FLOAT32 and self.is_channels_last:
-            return self.is_strided
-        return self.is_strided and not is_small
+        is_of_input = product is ConvolutionProduct.INPUT_GRADIENT
+        is_few = self.source[1] < _FEW_CHANNELS
+        if is_few:
+            return is_of_input and self._is_small_first_layer
+        if is_of_input and self.is_strided:
+            is_small = self._multiplications < 1 << 28
+            return not is_small or (self.item_bytes == _FLOAT32 and self.is_channels_last)
+        numbers = math.prod(self.source if is_of_input else self.result)
+        return numbers > _TILES_OF_EACH * self.multiprocessors * _TILE**2
+
+    @property
+    def _is_small_first_layer(self) -> bool:
+        is_image = self.item_bytes < _FLOAT32 and len(self.weight) == _OF_IMAGES
+        is_small = is_image and max(self.weight[2:]) <= _SMALL_KERNEL
+        return is_small and (self.is_strided or self._multiplications >= 1 << 26)
 
     def _is_copied(self, product: ConvolutionProduct) -> bool:
         is_few = self.source[1] < _FEW_CHANNELS
@@ -211,17 +263,24 @@ class ConvolutionPlan:
         channels = self.source[1]
         if self._is_one_by_one and product is not ConvolutionProduct.WEIGHT_GRADIENT:
             return channels < _LEAST_CHANNELS[product]
-        is_stem = max(self.weight[2:]) == _STEM
-        return channels < _FEW_CHANNELS and product is ConvolutionProduct.RESULT and not is_stem
+        if channels >= _FEW_CHANNELS or product is ConvolutionProduct.INPUT_GRADIENT:
+            return False
+        if product is ConvolutionProduct.WEIGHT_GRADIENT:
+            is_image = len(self.weight) == _OF_IMAGES and channels < _ALIGNED_NUMBERS
+            return is_image and max(self.weight[2:]) <= _PATCH
+        return max(self.weight[2:]) != _STEM
 
     def _writes_planes(self, product: ConvolutionProduct) -> bool:
         """Clause (5)."""
         is_result = product is ConvolutionProduct.RESULT and self.item_bytes == _FLOAT32
+        is_result = is_result and self.groups == 1
         is_3x3 = set(self.weight[2:]) == {3}
+        is_wider = self.source[1] <= _NARROW and self.result[1] >= 2 * _NARROW
         fewer, more = sorted((self.source[1], self.result[1]))
         positions = math.prod(self.result) // self.result[1]
-        is_narrow = more <= _NARROW or positions > _FEW_POSITIONS
-        return is_result and is_3x3 and _ALIGNED_NUMBERS <= fewer <= _NARROW and is_narrow
+        is_small = self._multiplications < _FEW_MULTIPLICATIONS
+        is_small = is_small or (more <= _NARROW and positions <= _FEW_POSITIONS)
+        return is_result and is_3x3 and fewer >= _ALIGNED_NUMBERS and (is_wider or is_small)
 
     def _copies(self, product: ConvolutionProduct) -> int:
         is_last = self.is_channels_last
