@@ -11,9 +11,10 @@ names show what a workspace holds:
       are made only if the channels are not such a multiple. In float32, gradients pad fewer than 4
       channels to 4, except in a stem, which has positions beyond the edge.
   (3) small products take kernels that read NCHW (`implicit_convolve_sgemm`,
-      `wgrad2d_grouped_direct_kernel`, `..._nchwkcrs_nchw_...`): no copies. So do first layers in
-      float32, except results of 7x7 ones and gradients of weights of more than 4x4 or 3 channels,
-      and strided 1x1 layers with fewer than 128 input channels.
+      `wgrad2d_grouped_direct_kernel`, `..._nchwkcrs_nchw_...`): no copies. So do, in float32, first
+      layers, except results of 7x7 ones and gradients of weights of more than 4x4 or 3 channels,
+      and strided 1x1 layers with fewer than 128 input channels. In 16 bits, results of first layers
+      of at most 3 channels need none if 3x3, nor with channels last if strided and at most 4x4.
   (4) 1x1 convolutions are matrix products (`nvjet`, `cutlass`): no copies; the gradient of the
       weight is a float32 matrix for each image, then a sum, and one matrix if an image is a single
       position. Large ones follow (1) instead if there are many weights for each number of an image:
@@ -29,9 +30,12 @@ names show what a workspace holds:
   (7) the gradient of a weight is summed in slices (`convolution_slices.py`).
   (8) that of a depthwise one with channels last in 16 bits is summed in eight parts of each image,
       in float32, its channels padded to a multiple of 32; not if at most 2^9 positions are summed.
+  (9) that of a 1x1 one with channels last in 16 bits, of at most 2^18 weights, is summed in float32
+      in slices of 1,280 positions or more, as many as keep the multiprocessors busy with tiles of
+      128 by 128, and 272 bytes; not if there are fewer than 5,000 positions.
 
-The bounds of clauses (3) to (6) and (8) separate most of the measured cases, not all: they were
-found in one half of 23,867 calls on an H200 (fixtures/cuda/convolutions.txt.xz), and are right
+The bounds of clauses (3) to (6), (8) and (9) separate most of the measured cases, not all: they
+were found in one half of 23,867 calls on an H200 (fixtures/cuda/convolutions.txt.xz), and are right
 about as often in the other half.
 """
 
@@ -65,6 +69,10 @@ _TILES_OF_EACH = 2
 _WARP = 32
 _PARTS = 8
 _SHORT_SUM = 1 << 9
+_FEWEST_SLICED = 5000
+_MOST_SLICED = 1 << 18
+_SLICE = 1280
+_OF_SLICES = 272
 
 
 class ConvolutionProduct(enum.Enum):
@@ -181,11 +189,24 @@ class ConvolutionPlan:
         return _PARTS * batch * channels * math.prod(self.weight[2:]) * _FLOAT32
 
     def _sums(self, product: ConvolutionProduct) -> int:
-        if product is not ConvolutionProduct.WEIGHT_GRADIENT or self.is_channels_last:
+        if product is not ConvolutionProduct.WEIGHT_GRADIENT:
             return 0
         if math.prod(self.source[2:]) == 1:  # one matrix, in either layout
             return 0
+        if self.is_channels_last:
+            return self._sliced_sums()
         return self.source[0] * math.prod(self.weight) * _FLOAT32
+
+    def _sliced_sums(self) -> int:
+        """Clause (9)."""
+        results, channels = self.weight[:2]
+        positions = self.source[0] * math.prod(self.source[2:])
+        is_few = positions < _FEWEST_SLICED or results * channels > _MOST_SLICED
+        if self.item_bytes == _FLOAT32 or is_few:
+            return 0
+        tiles = -(-results // _TILE) * -(-channels // _TILE)
+        slices = min(positions // _SLICE, self.multiprocessors // tiles)
+        return slices * results * channels * _FLOAT32 + _OF_SLICES if slices > 1 else 0
 
     def _is_transposed_first(self, product: ConvolutionProduct) -> bool:
         """Clause (4)."""
@@ -251,7 +272,7 @@ class ConvolutionPlan:
         is_few = self.source[1] < _FEW_CHANNELS
         if is_few and self.item_bytes == _FLOAT32 and self.is_channels_last:
             return self._multiplications >= 1 << 28
-        if self._reads_planes(product):
+        if self._reads_planes(product) or self._reads_pixels(product):
             return False
         least = _LEAST_OF_FEW_CHANNELS if is_few else _LEAST_MULTIPLICATIONS
         return self._multiplications >= least[self.item_bytes, product]
@@ -269,6 +290,16 @@ class ConvolutionPlan:
             is_image = len(self.weight) == _OF_IMAGES and channels < _ALIGNED_NUMBERS
             return is_image and max(self.weight[2:]) <= _PATCH
         return max(self.weight[2:]) != _STEM
+
+    def _reads_pixels(self, product: ConvolutionProduct) -> bool:
+        """Clause (3), for the results of first layers in 16 bits."""
+        is_image = len(self.weight) == _OF_IMAGES and self.source[1] < _ALIGNED_NUMBERS
+        if product is not ConvolutionProduct.RESULT or self.item_bytes == _FLOAT32 or not is_image:
+            return False
+        kernel = max(self.weight[2:])
+        if self.is_channels_last:
+            return self.is_strided and kernel <= _PATCH
+        return kernel <= _SMALL_KERNEL
 
     def _writes_planes(self, product: ConvolutionProduct) -> bool:
         """Clause (5)."""
