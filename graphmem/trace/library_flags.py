@@ -42,3 +42,20 @@ def note_flags(recorder: Recorder) -> None:
             "higher, reserved bytes lower",
             None,
         )
+    if _is_without_tf32():
+        recorder.assume(
+            "workspace of cuDNN's convolutions without TF32",
+            "as with it",
+            "torch.backends.cudnn.allow_tf32 = False takes other kernels in float32: on an H100 "
+            "most of those in NCHW take no workspace, with channels last all three tensors are "
+            "copied",
+            None,
+        )
+
+
+def _is_without_tf32() -> bool:
+    """Unknown, and so not listed, if a program uses both APIs (aten/src/ATen/Context.cpp)."""
+    try:
+        return not torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return False

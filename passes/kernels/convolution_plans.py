@@ -35,8 +35,8 @@ names show what a workspace holds:
       128 by 128, and 272 bytes; not if there are fewer than 5,000 positions.
 
 The bounds of clauses (3) to (6), (8) and (9) separate most of the measured cases, not all: they
-were found in one half of 23,867 calls on an H200 (fixtures/cuda/convolutions.txt.xz), and are right
-about as often in the other half.
+were searched for in one half of 23,867 calls on an H200 (fixtures/cuda/convolutions.txt.xz), and
+kept if they are right about as often in the other half.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ def test_the_wheel_has_every_module_the_man_page_and_nothing_else(wheel: Path) -
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
 
     man = f"graphmem-{__version__}.data/data/share/man/man1/graphmem.1"
-    assert files == modules | page | {"graphmem/py.typed", man}
+    measured = "graphmem/passes/kernels/convolutions.txt.gz"
+    assert files == modules | page | {"graphmem/py.typed", man, measured}
 
 
 def test_the_wheel_carries_licence_and_entry_points(wheel: Path, project: dict[str, Any]) -> None:
