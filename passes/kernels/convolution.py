@@ -43,7 +43,6 @@ from .call import Call, Rule, during
 from .convolution_measured import measured_bytes
 from .convolution_plans import ConvolutionPlan, ConvolutionProduct
 from .layout import (
-    is_channels_last,
     is_contiguous,
     is_laid_out,
     item_bytes,
@@ -234,7 +233,7 @@ def _plan(call: Call, result: TensorOut) -> ConvolutionPlan:
         padding=_of_each(call, "padding"),
         dilation=_of_each(call, "dilation"),
         groups=call.value("groups"),
-        is_channels_last=is_channels_last(tensor) or is_channels_last(weight),
+        is_channels_last=_has_channels_last(call),
         dtype=tensor.dtype,
         multiprocessors=call.runtime.gpu.multiprocessors,
     )
