@@ -265,9 +265,7 @@ def _with_bounds(
     if graph.is_routed:
         found["worst_routing_peak"] = peak_if("routing=1", "tracing the worst routing")
     is_chosen = "padding" in Choices.parse(request.assume).by_name
-    if not is_chosen and any(
-        (each.what, each.value) == (PADDING, "no") for each in graph.assumptions
-    ):
+    if not is_chosen and (PADDING, "no") in {(it.what, it.value) for it in graph.assumptions}:
         found["padded_peak"] = peak_if("padding=true", "tracing padded products")
     return msgspec.structs.replace(report, **found) if found else report
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphmem.trace.compiled.padding import Operand, Product, is_faster_padded
+from graphmem.trace.compiled.padding import Product, ProductOperand, is_faster_padded
 from tests.support.places import ROOT
 from tools.record_padding import Product as Timed
 
@@ -22,7 +22,7 @@ ROWS = [
 def product_of(row: dict[str, Any]) -> Product:
     sizes = {name: row[name] for name in ("kind", "dtype", "rows", "width", "vocabulary")}
     left, right = (
-        Operand(tuple(meta.shape), meta.stride(), is_computed and meta.is_contiguous())
+        ProductOperand(tuple(meta.shape), meta.stride(), is_computed and meta.is_contiguous())
         for meta, is_computed in Timed(**sizes).operands()
     )
     return Product(left, right, getattr(torch, row["dtype"]))

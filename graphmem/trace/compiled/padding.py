@@ -33,7 +33,7 @@ _ALIGNED, _HALF_BYTES = 8, 2
 
 
 @dataclass(frozen=True)
-class Operand:
+class ProductOperand:
     """A matrix of a product.
 
     Attributes:
@@ -58,17 +58,17 @@ class Operand:
 class Product:
     """A matrix product that might be padded."""
 
-    left: Operand
-    right: Operand
+    left: ProductOperand
+    right: ProductOperand
     dtype: torch.dtype
 
 
 def product_of(pad_mm: Any, match: Any, left: torch.Tensor, right: torch.Tensor) -> Product:
     """What Inductor asks about."""
 
-    def operand(tensor: torch.Tensor, name: str) -> Operand:
+    def operand(tensor: torch.Tensor, name: str) -> ProductOperand:
         shape, stride = tuple(map(_number, tensor.shape)), tuple(map(_number, tensor.stride()))
-        return Operand(shape, stride, pad_mm.should_exclude_padding_time(match, name))
+        return ProductOperand(shape, stride, pad_mm.should_exclude_padding_time(match, name))
 
     return Product(operand(left, "mat1"), operand(right, "mat2"), left.dtype)
 
