@@ -41,18 +41,19 @@ This page is written by `python -m tools.accuracy_archives`.
 
 Programs that were not hand-picked, recorded on one NVIDIA H100 80GB HBM3 (torch 2.11.0+cu130,
 transformers 5.17, Python 3.12) by `tools/record_cuda.py`, and predicted without a card on the same
-release (Python 3.11). Errors are predicted minus recorded, in bytes.
+releases, with PYTHONHASHSEED=0. Errors are predicted minus recorded, in bytes.
 
 What differs, differs for one of these causes:
 
 - *Convolutions*: which kernel cuDNN chooses, and so what its workspace takes ([kernel
   memory](kernel_memory.md)).
 - *Order of a set*: Gemma 3 and 4, ModernBERT, OLMo 3 and MiMo loop over
-  `set(config.layer_types)`, whose order depends on `PYTHONHASHSEED`, which is random by default.
+  `set(config.layer_types)`, whose order depends on `PYTHONHASHSEED`, which is random by default;
+  with 0 it happens to be the recorded one, and they are equal.
 - *Routing*: Aria and JetMoE run an expert on the tokens that its weights choose; predictions
   route evenly. I-BERT branches on a value of its weights, and is refused.
-- *Python 3.12* runs a comprehension in the function that has it, which then holds its variables
-  (PEP 709): ProphetNet frees one tensor later.
+- *Python 3.11* runs a comprehension as a function of its own (PEP 709 ended that): there ProphetNet
+  frees one tensor earlier.
 - *Padding*, in compiled code: a benchmark on the card decides ([compile](compile.md)).
 - *cuDNN's recurrent layers and 1-d convolutions*, in random programs ([exactness](exactness.md)).
 - *A gradient that nobody keeps*, in `random_171`: the program's thread and the card's let go of it
