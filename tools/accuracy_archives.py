@@ -41,7 +41,7 @@ This page is written by `python -m tools.accuracy_archives`.
 
 Programs that were not hand-picked, recorded on one NVIDIA H100 80GB HBM3 (torch 2.11.0+cu130,
 transformers 5.17, Python 3.12) by `tools/record_cuda.py`, and predicted without a card on the same
-releases, with PYTHONHASHSEED=0. Errors are predicted minus recorded, in bytes.
+releases, eager model types with PYTHONHASHSEED=0. Errors are predicted minus recorded, in bytes.
 
 What differs, differs for one of these causes:
 
