@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.virtual_device.device_memory import DeviceMemory
@@ -30,7 +31,8 @@ class FollowedMode(DataDependentMode):
         """Note that the host waits for an operation; while a graph is captured, refuse."""
 
         def handle(func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-            if func in _WAITS or _goes_to_host(kwargs):
+            is_on_card = isinstance(args[0], FakeTensor) and args[0].fake_device.type == "cuda"
+            if is_on_card and (func in _WAITS or _goes_to_host(kwargs)):
                 self._memory.captures.check_idle()
                 self._memory.host_waits(self._memory.mark(self._memory.current_stream))
             return handler(func, types, args, kwargs)

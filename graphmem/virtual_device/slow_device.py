@@ -4,7 +4,8 @@ The virtual card's work takes no time, so a block that another stream uses (`rec
 again at once. A card keeps it until that stream has got there (`insert_events`, `process_events`,
 CUDACachingAllocator.cpp), which the host can only be sure of once it has waited: for the device, a
 stream or an event, or for a number. Until then the block counts as reserved, but not as allocated.
-On an H200 FSDP1 reserved up to 28 % more for it (fixtures/cuda/ranks/fsdp1_no_limit).
+On an H200 a rank of FSDP1 that never waits reserved 950 MB for it, where 510 are predicted
+(fixtures/cuda/ranks/fsdp1_no_limit.rank1).
 
 Each stream's frees and events are numbered; a stream that waits for an event knows what the event's
 stream knew when it was recorded.
