@@ -127,14 +127,14 @@ def test_settings_have_the_type_of_their_default(
     assert tool.setting_reader(build)(text) == (text.partition("=")[0], value)
 
 
-def test_a_fixture_runs_without_graphmem() -> None:
-    """On the CPU, in a separate process that cannot import graphmem."""
+@pytest.mark.parametrize("missing", ["graphmem", "msgspec"])
+def test_a_fixture_runs_without_graphmem(missing: str) -> None:
+    """On the CPU, in a separate process that cannot import graphmem, or what graphmem needs."""
     script = f"""
-import importlib.util, sys
+import sys
 sys.path.insert(0, {str(TOOL.parent)!r})
 import record_cuda
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "graphmem" else find(name, *rest)
+sys.modules[{missing!r}] = None
 options = record_cuda.parse(
     [{str(ROOT / "fixtures" / "mlp.py")!r} + ":build", "--steps", "2", "-o", "x"]
 )
