@@ -17,7 +17,6 @@ import argparse
 import fnmatch
 import gzip
 import json
-import os
 import re
 import subprocess
 import sys
@@ -100,7 +99,6 @@ class Recording:
         subprocess.run(
             [*command, self.content["target"], *self.content["arguments"]],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])},
             capture_output=True,
             check=True,
         )

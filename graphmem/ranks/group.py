@@ -28,66 +28,17 @@ from typing import Any, NoReturn
 
 import torch
 from torch._C import _distributed_c10d as c10d
-from torch.futures import Future
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem import constructors
 from graphmem.ranks import sizes
 from graphmem.ranks.copies import combine_copies, copy, copy_to_each, flat_like, is_read
 from graphmem.ranks.error_messages import AnySourceError
-from graphmem.ranks.futures import CardFuture
 from graphmem.ranks.mail import Mail
 from graphmem.ranks.unwaited import Shelf, Unwaited
+from graphmem.ranks.works import Arrival, DoneWork, Tensors, is_on_card
 
-Tensors = Sequence[torch.Tensor]
-Arrival = Callable[[], object]
-
-_Work: Any = c10d.Work
 _ProcessGroup: Any = c10d.ProcessGroup
-
-
-class DoneWork(_Work):  # type: ignore[misc]
-    """A collective that is done at once, but holds tensors until it is waited for."""
-
-    def __init__(self, result: Tensors, held: list[Any]) -> None:
-        super().__init__()
-        self._result = list(result)
-        self.held = held
-        self._future: Any = None
-        self.arrivals: list[Arrival] = []
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Receive the values that other ranks sent, and release the tensors held."""
-        while self.arrivals:
-            self.arrivals.pop(0)()
-        self.held.clear()
-        return True
-
-    def synchronize(self) -> None:
-        """`wait`, which never blocks here."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """Always true."""
-        return True
-
-    is_success = is_completed
-
-    def exception(self) -> None:
-        """None."""
-
-    def result(self) -> list[torch.Tensor]:
-        """The tensors that were written."""
-        return self._result
-
-    def get_future(self) -> Any:
-        """Of the tensors that were written."""
-        if self._future is None:
-            self._future = CardFuture() if any(map(_is_on_card, self._result)) else Future()
-            self._future.set_result(self._result)
-        return self._future
-
-    getFuture = get_future  # noqa: N815 - its name in C++
 
 
 class LoneGroup(_ProcessGroup):  # type: ignore[misc]
@@ -157,7 +108,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _join(self, used: Sequence[Any]) -> None:
         sizes.check_backend(used, self.device_types)
-        if self._joined is not None and any(map(_is_on_card, used)):
+        if self._joined is not None and any(map(is_on_card, used)):
             joined, self._joined = self._joined, None
             joined()
 
@@ -257,7 +208,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> NoReturn:
         """Refuse: NCCL has no such message, and with gloo it depends on which rank is first."""
-        if any(map(_is_on_card, tensors)):
+        if any(map(is_on_card, tensors)):
             raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
         raise AnySourceError()
 
@@ -394,7 +345,3 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 def _unless_waiting(arguments: Tensors, opts: Any) -> list[torch.Tensor]:
     """What a coalesced collective holds: nothing if the caller is to wait for it (`asyncOp`)."""
     return list(arguments) if getattr(opts, "asyncOp", True) else []
-
-
-def _is_on_card(held: Any) -> bool:
-    return isinstance(held, torch.Tensor) and held.is_cuda

@@ -8,15 +8,24 @@ On an H200 a rank of FSDP1 that never waits reserved 950 MB for it, where 510 ar
 (fixtures/cuda/ranks/fsdp1_no_limit.rank1).
 
 Each stream's frees and events are numbered; a stream that waits for an event knows what the event's
-stream knew when it was recorded.
+stream knew when it was recorded. So what the host waits for tells of each stream how far it is.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 Progress = dict[int, int]
 """By stream, the number of what it has reached last."""
+
+
+@dataclass(slots=True)
+class _Late:
+    """A block that was freed, and how many streams may still use it."""
+
+    nbytes: int
+    users: int
 
 
 @dataclass
@@ -30,8 +39,7 @@ class SlowDevice:
     most_late: int = 0
     _last: Progress = field(default_factory=dict)
     _known: dict[int, Progress] = field(default_factory=dict)
-    _on_host: Progress = field(default_factory=dict)
-    _late: list[tuple[int, Progress]] = field(default_factory=list)
+    _late: dict[int, deque[tuple[int, _Late]]] = field(default_factory=dict)
     _late_bytes: int = 0
 
     def mark(self, stream: int) -> Progress:
@@ -41,33 +49,28 @@ class SlowDevice:
 
     def wait(self, stream: int, progress: Progress) -> None:
         """Have a stream wait for what an event marked."""
-        _merge(self._known.setdefault(stream, {}), progress)
+        known = self._known.setdefault(stream, {})
+        for other, number in progress.items():
+            known[other] = max(known.get(other, 0), number)
 
     def host_waits(self, progress: Progress) -> None:
         """Have the host wait, and take back what is known to be unused now."""
-        _merge(self._on_host, progress)
-        if self._late:
-            still = [each for each in self._late if not self._is_done(each[1])]
-            self._late_bytes = sum(nbytes for nbytes, _ in still)
-            self._late = still
+        for stream, number in progress.items():
+            late = self._late.get(stream)
+            while late and late[0][0] <= number:
+                block = late.popleft()[1]
+                block.users -= 1
+                if not block.users:
+                    self._late_bytes -= block.nbytes
 
     def host_waits_for_all(self) -> None:
         """Have the host wait for the device."""
-        self.host_waits(dict(self._last))
+        self.host_waits(self._last)
 
     def free(self, nbytes: int, users: set[int]) -> None:
         """Free a block that other streams use."""
-        progress: Progress = {}
+        block = _Late(nbytes, len(users))
         for user in users:
-            _merge(progress, self.mark(user))
-        self._late.append((nbytes, progress))
+            self._late.setdefault(user, deque()).append((self.mark(user)[user], block))
         self._late_bytes += nbytes
         self.most_late = max(self.most_late, self._late_bytes)
-
-    def _is_done(self, progress: Progress) -> bool:
-        return all(self._on_host.get(stream, 0) >= number for stream, number in progress.items())
-
-
-def _merge(into: Progress, other: Progress) -> None:
-    for stream, number in other.items():
-        into[stream] = max(into.get(stream, 0), number)

@@ -1,0 +1,90 @@
+"""What a collective returns: a work that is done at once, and its future.
+
+Each callback of a future of tensors on the card, and of the futures that callbacks make, runs in
+the next stream of the pool (`invokeCallback`, aten/src/ATen/core/ivalue_inl.h): what it allocates
+belongs to that stream, where a product takes a workspace of its own. PowerSGD's hook multiplies in
+two callbacks for each bucket, so workspaces add up over the iterations (`ddp_powersgd`,
+fixtures/cuda/ranks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+from torch.futures import Future
+
+Tensors = Sequence[torch.Tensor]
+Arrival = Callable[[], object]
+
+_Work: Any = c10d.Work
+
+
+class CardFuture(Future):  # type: ignore[type-arg]
+    """A future that is done, with tensors on the card."""
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        """The future of what a callback returns; it runs at once."""
+        made: Any = CardFuture()
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                made.set_result(callback(self))
+        except Exception as error:  # noqa: BLE001 - `wait` raises it
+            made.set_exception(error)
+        return made
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        """Run a callback at once."""
+        with torch.cuda.stream(torch.cuda.Stream()):
+            callback(self)
+
+
+class DoneWork(_Work):  # type: ignore[misc]
+    """A collective that is done at once, but holds tensors until it is waited for."""
+
+    def __init__(self, result: Tensors, held: list[Any]) -> None:
+        super().__init__()
+        self._result = list(result)
+        self.held = held
+        self._future: Any = None
+        self.arrivals: list[Arrival] = []
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Receive the values that other ranks sent, and release the tensors held."""
+        while self.arrivals:
+            self.arrivals.pop(0)()
+        self.held.clear()
+        return True
+
+    def synchronize(self) -> None:
+        """`wait`, which never blocks here."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Always true."""
+        return True
+
+    is_success = is_completed
+
+    def exception(self) -> None:
+        """Always None."""
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that were written."""
+        return self._result
+
+    def get_future(self) -> Any:
+        """A future of the tensors that were written."""
+        if self._future is None:
+            self._future = CardFuture() if any(map(is_on_card, self._result)) else Future()
+            self._future.set_result(self._result)
+        return self._future
+
+    getFuture = get_future  # noqa: N815 - its name in C++
+
+
+def is_on_card(held: Any) -> bool:
+    """Whether this is a tensor on the card."""
+    return isinstance(held, torch.Tensor) and held.is_cuda
