@@ -91,6 +91,11 @@ def test_the_notebook_runs_and_shows_what_it_says() -> None:
 
 
 def outputs(notebook: Any) -> list[str]:
-    """What the cells print, and their last values as text."""
-    made = [each for cell in notebook.cells for each in cell.get("outputs", ())]
-    return [each.get("text") or each.data["text/plain"] for each in made]
+    """What each cell prints, in one piece (the kernel sends it in as many as it flushes), then
+    its last value as text."""
+    texts = []
+    for cell in notebook.cells:
+        made = cell.get("outputs", ())
+        texts.append("".join(each.text for each in made if each.output_type == "stream"))
+        texts += [each.data["text/plain"] for each in made if each.output_type != "stream"]
+    return [text for text in texts if text]
