@@ -2,7 +2,7 @@
 
 It runs what `tools/recordings.txt` and `tools/recordings_scripts.txt` recorded on an H100, under
 `graphmem run` and in the same recorder, on the installed torch: that should be the recordings'
-release, 2.11, with its Triton. Prints rows of the table in docs/compile.md.
+release, 2.11, with its Triton. Prints rows of the table in docs/accuracy_compiled.md.
 
 In the first step a card repeats the calls of a benchmark as often as its clock allows, and creates
 constants of Inductor's patterns that a prediction omits. So a prediction counts as equal if its

@@ -10,7 +10,7 @@ backward pass, is held until the next pass begins. Others are released
   (fixtures/cuda/ranks/ddp_bf16_hook);
 - if an optimizer's step began them, which takes some milliseconds, by the first one after the next
   forward or backward pass, or after a graph was compiled, which takes longer than a poll
-  (docs/compile.md, modded-nanogpt).
+  (docs/accuracy_compiled.md, modded-nanogpt).
 
 It is a race. A card may hold them until the release after that, since the program runs ahead of it,
 and they are not done when the next step's collectives begin: both ranks of
