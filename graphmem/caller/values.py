@@ -1,8 +1,7 @@
 """Values of the caller's tensors: memory is copied before the first write into it.
 
-Operations on real data are checked here. Their schemas say which arguments they write into, except
-that batch normalisation writes into running statistics that its schema does not mark
-(aten/src/ATen/native/native_functions.yaml, `native_batch_norm`: no `(a!)`).
+Operations on real data are checked here. Which arguments they write into is in their schemas, or in
+`graphmem.unmarked_writes`.
 """
 
 from __future__ import annotations
@@ -13,12 +12,7 @@ from typing import Any
 import torch
 
 from graphmem.caller.tensors import TensorNote
-
-aten = torch.ops.aten
-_UNMARKED = {
-    aten.native_batch_norm.default: (3, 4),
-    aten.batch_norm_gather_stats_with_counts.default: (3, 4),
-}
+from graphmem.unmarked_writes import RUNNING_STATISTICS
 
 
 class CopiedValues:
@@ -61,7 +55,7 @@ class CopiedValues:
         found = self._written.get(operation)
         if found is None:
             schema = operation._schema
-            unmarked = _UNMARKED.get(operation, ())
+            unmarked = RUNNING_STATISTICS.get(operation, ())
             found = self._written[operation] = tuple(
                 (position, argument.name)
                 for position, argument in enumerate(schema.arguments)

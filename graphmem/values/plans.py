@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphmem.unmarked_writes import RUNNING_STATISTICS
+
 aten = torch.ops.aten
 
 
@@ -32,14 +34,6 @@ _BOUNDED = frozenset(
 )
 """Operators that draw random numbers of a known range."""
 
-_UPDATES_STATISTICS = {
-    aten.native_batch_norm.default: (3, 4),
-    aten.batch_norm_gather_stats_with_counts.default: (3, 4),
-    aten.cudnn_batch_norm.default: (3, 4),
-    aten.miopen_batch_norm.default: (3, 4),
-}
-"""Operators that write into running statistics although their schemas do not say so."""
-
 EMPTY = frozenset({aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default})
 SHAPED = frozenset(
     {aten.ones_like.default, aten.zeros_like.default, aten.full_like.default}
@@ -54,7 +48,7 @@ _UNCHANGED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided"
 def plan_of(func: Any) -> ValuePlan | None:
     """The effect of an operator on values; None if it has none (a view, another library's)."""
     schema = func._schema
-    writes: list[int | str] = list(_UPDATES_STATISTICS.get(func, ()))
+    writes: list[int | str] = list(RUNNING_STATISTICS.get(func, ()))
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             writes.append(argument.name if argument.kwarg_only else position)

@@ -1,4 +1,4 @@
-"""Ranks that run alone allocate what real processes do that talk over gloo (docs/ranks.md)."""
+"""Ranks that run alone allocate what real processes do over gloo (docs/accuracy_ranks.md)."""
 
 from __future__ import annotations
 
