@@ -318,13 +318,18 @@ class Mark:
 
 @dataclass(slots=True)
 class Assumption:
-    """Something that only a real run knows, and the value that graphmem assumed."""
+    """Something that only a real run knows, and the value that graphmem assumed.
+
+    Attributes:
+        ops: the operations that it concerns, by index, if a pass found it; they are not saved.
+    """
 
     what: str
     value: str
     why: str
     source: Source | None
     times: int = 1
+    ops: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

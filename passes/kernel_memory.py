@@ -143,7 +143,9 @@ class KernelRules:
     def assumptions(self) -> tuple[Assumption, ...]:
         """The operations so far for which no rule knew what a kernel allocates."""
         return tuple(
-            Assumption(what, value, why, ops[0].source, times=len(ops))
+            Assumption(
+                what, value, why, ops[0].source, times=len(ops), ops=tuple(op.index for op in ops)
+            )
             for (what, value, why), ops in self._notes.items()
         )
 

@@ -99,7 +99,9 @@ def _of_nodes(graph: StepGraph, names: frozenset[str]) -> list[Op]:
 def _assumption(ops: list[Op], what: str, value: str, why: str) -> Assumption | None:
     if not ops:
         return None
-    return Assumption(what, value, why, ops[0].source, times=len(ops))
+    return Assumption(
+        what, value, why, ops[0].source, times=len(ops), ops=tuple(op.index for op in ops)
+    )
 
 
 UNMODELLED = Pass(provides="unmodelled", run=find_unmodelled, requires=("kernel_memory",))

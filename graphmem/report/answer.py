@@ -207,6 +207,9 @@ def bounds_in_words(report: Report) -> Iterator[str]:
             "leaves out CUDA graphs and the pool that they keep; "
             "`graphmem analyze` and `graphmem run` of the same target follow them"
         )
+    for each in report.assumptions:
+        if each.at_peak:
+            yield f"includes an estimate, {each.what}: {each.value}; {each.why}"
     yield from collector_words.at_peak(report)
 
 

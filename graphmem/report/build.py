@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import UNSET
+
 from graphmem.annotations import UNMODELLED
 from graphmem.gpus import label_of
 from graphmem.graph import (
@@ -88,27 +90,32 @@ def build_report(
         timeline=_highest_of_parts(timeline),
         host=graph.host,
         calls=fold(graph.calls),
-        assumptions=[
-            AssumptionInfo(
-                each.what,
-                each.value,
-                each.why,
-                _text(each.source),
-                each.times,
-                _text(each.source.called_from) if each.source is not None else None,
-            )
-            for each in (
-                *graph.assumptions,
-                *annotations.of(UNMODELLED),
-                *assumed_of(runtime.torch),
-            )
-        ],
+        assumptions=_assumptions(graph, annotations, runtime, storage),
         findings=[
             Findings(name, lines)
             for name, annotation in sorted(annotations.items(), key=_urgency)
             if isinstance(annotation, HasReportLines) and (lines := list(annotation.report_lines()))
         ],
     )
+
+
+def _assumptions(
+    graph: StepGraph, annotations: Annotations, runtime: Runtime, at_peak: Storage | None
+) -> list[AssumptionInfo]:
+    op = None if at_peak is None else graph.op_of(at_peak)
+    assumed = (*graph.assumptions, *annotations.of(UNMODELLED), *assumed_of(runtime.torch))
+    return [
+        AssumptionInfo(
+            each.what,
+            each.value,
+            each.why,
+            _text(each.source),
+            each.times,
+            _text(each.source.called_from) if each.source is not None else None,
+            True if op is not None and op.index in each.ops else UNSET,
+        )
+        for each in assumed
+    ]
 
 
 def _urgency(item: tuple[str, object]) -> tuple[int, str]:

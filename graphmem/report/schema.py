@@ -238,7 +238,12 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class AssumptionInfo(msgspec.Struct, frozen=True):
-    """Something that only a real run knows, and the value assumed for it."""
+    """Something that only a real run knows, and the value assumed for it.
+
+    Attributes:
+        at_peak: whether it is about memory of the operation at the peak; else absent from JSON,
+            and false.
+    """
 
     what: str
     value: str
@@ -246,6 +251,7 @@ class AssumptionInfo(msgspec.Struct, frozen=True):
     source: str | None
     times: int
     called_from: str | None = None
+    at_peak: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Findings(msgspec.Struct, frozen=True):

@@ -34,6 +34,7 @@ _AT_INDICES = frozenset(
         aten._unsafe_index_put.default,
     }
 )
+_OWN_KERNEL = torch._C.DispatchKey.CompositeExplicitAutograd
 _WRITES = frozenset({aten.index_put_.default, aten._index_put_impl_.default})
 
 
@@ -195,11 +196,8 @@ class DataDependentMode(SizesByDataMode):
         longest = padded.shape[1 if batch_first else 0]
         on_host = lengths_on_host(lengths, longest, "the lengths of packed sequences", self)
         lengths = constructors.tensor(on_host, dtype=torch.int64, device="cpu")
-        steps = constructors.arange(int(lengths[0]))
-        batch_sizes = (lengths[:, None] > steps).sum(0)
-        shape = int(lengths.sum()), *padded.shape[2:]
-        data = self._new_empty(shape, padded, padded.dtype)
-        return self._record_made(func, args, kwargs, (data, batch_sizes))
+        with self:  # a copy of the steps of each length, then all in one (PackedSequence.cpp)
+            return func._op_dk(_OWN_KERNEL, padded, lengths, batch_first)
 
     def _ctc_loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """`ctc_loss_tensor` (native/LossCTC.cpp), which reads the lengths.

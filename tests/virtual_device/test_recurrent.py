@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from itertools import dropwhile, takewhile
+
 import pytest
 import torch
 from torch import nn
@@ -13,9 +17,11 @@ from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph, Storage
 from graphmem.trace import TraceOptions, trace
 from tests.support.kernel_calls import Calls, aten, tensor
+from tests.support.places import ROOT
 from tests.support.traced_step import traced
 
 FLOAT = 4
+SEQ2SEQ = ROOT / "fixtures" / "cuda" / "real" / "seq2seq.events.json.gz"
 
 
 def storages_of(graph: StepGraph, target: str) -> list[Storage]:
@@ -97,6 +103,24 @@ def test_packed_sequences_have_a_row_for_each_step_of_each_sequence() -> None:
     assert output.nbytes == (5 + 4 + 2) * 16 * FLOAT
 
 
+def test_the_steps_of_each_length_are_copied_before_they_are_packed() -> None:
+    """As an H200 did for 64 sentences of 40 to 20 tokens, 512 wide (recording `seq2seq`)."""
+    content = json.loads(gzip.decompress(SEQ2SEQ.read_bytes()))
+    packing = [at for at, site in enumerate(content["sites"]) if ":pack_padded_sequence:" in site]
+    events = dropwhile(lambda event: event[3:] != packing, content["events"])
+    recorded = [event[1] for event in takewhile(lambda event: event[0] == "a", events)]
+    lengths = torch.linspace(40, 20, 64).long()
+
+    def step() -> None:
+        pack_padded_sequence(torch.empty(64, 40, 512, device="cuda"), lengths, batch_first=True)
+
+    _, *copies, packed = [each for each in traced(step).storages if each.device == "cuda:0"]
+
+    assert [each.nbytes for each in (*copies, packed)] == recorded
+    assert len(copies) == 20  # of 21 lengths; the one row of the longest is contiguous
+    assert packed.nbytes == int(lengths.sum()) * 512 * FLOAT
+
+
 def test_autocast_casts_all_weights_into_one_half_buffer() -> None:
     def step() -> None:
         layers = nn.LSTM(8, 16).cuda()
@@ -123,6 +147,37 @@ def test_the_report_says_what_only_cudnn_knows() -> None:
     assert [each.what for each in report.assumptions] == [
         "what cuDNN's recurrent layers keep and need",
     ]
+
+
+@pytest.mark.parametrize("width", [16, 64], ids=["known", "estimated"])
+def test_the_peak_says_whether_its_workspace_is_an_estimate(width: int) -> None:
+    """On an H100 that of an LSTM is known if its inputs are no wider than its state."""
+    report = analyze(
+        lambda: TrainingStep(
+            model=nn.LSTM(width, 32),
+            inputs=torch.randn(50, 3, width),
+            loss=lambda returned: returned[0].sum(),
+        ),
+        gpu="h100-80gb",
+        steps=1,
+    )
+
+    assert report.peak.op in ("aten._cudnn_rnn.default", "aten._cudnn_rnn_backward.default")
+    told = "includes an estimate, workspace of cuDNN's recurrent layers" in report.to_text()
+    assert told is (width > 32)
+
+
+@pytest.mark.parametrize(
+    ("steps", "nbytes"), [(40, 42_883_328), (56, 60_383_488), (33, 34_896_128)]
+)
+def test_dropout_keeps_a_bit_for_each_step_of_the_longest_sequence(steps: int, nbytes: int) -> None:
+    """Recording `seq2seq`: 64 sentences of `steps` to half as many tokens, packed."""
+    rows = int(torch.linspace(steps, steps // 2, 64).long().sum())
+    layers = Layers(
+        LSTM, steps, 64, rows, 512, 256, 256, 2, 2, 0.2, torch.float32, is_training=True
+    )
+
+    assert layers.reserve_bytes == nbytes
 
 
 class TestCopies:
