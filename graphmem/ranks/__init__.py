@@ -43,6 +43,7 @@ def replacements(
         pipelines,
         remote_calls,
         spawned,
+        staging,
     )
 
     mail, unwaited = Mail(known), Unwaited(recorder)
@@ -61,6 +62,7 @@ def replacements(
         *pipelines.replacements(),
         *remote_calls.replacements(),
         *spawned.replacements(devices),
+        *staging.replacements(),
     ]
 
 

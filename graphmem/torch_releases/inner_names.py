@@ -278,6 +278,18 @@ INNER_NAMES = (
         "distributed checkpoints of a single rank",
         _RANKS,
     ),
+    Names(
+        "torch.distributed.checkpoint._state_dict_stager.StateDictStager",
+        "_offload_tensor",
+        "staging of checkpoints that are saved while training goes on",
+        _RANKS,
+    ),
+    Names(
+        "torch.distributed.checkpoint.state_dict_saver",
+        "_ProcessBasedAsyncCheckpointExecutor _ThreadBasedAsyncCheckpointExecutor",
+        "checkpoints that are saved while training goes on",
+        _RANKS,
+    ),
     Names("torch.distributed", "TCPStore", "stores that a script makes", _RANKS),
     Names("torch.distributed", "FileStore", "stores that a script makes", _RANKS),
     Names("torch.distributed.rpc", "init_rpc", "refusing remote calls", _RANKS),

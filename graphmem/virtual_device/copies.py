@@ -47,7 +47,7 @@ def _copied(tensor: FakeTensor, memo: dict[Any, Any]) -> Any:
         if tensor.grad is not None:
             made.grad = copy.deepcopy(tensor.grad, memo)
     memo[id(tensor)] = made
-    own = {name: value for name, value in vars(tensor).items() if _is_users(name, value, made)}
+    own = {name: value for name, value in vars(tensor).items() if is_users(name, value, made)}
     made.__dict__.update(copy.deepcopy(own, memo))
     return made
 
@@ -78,7 +78,8 @@ def _copy_of(tensor: FakeTensor) -> torch.Tensor:
     return bytes_of.clone()
 
 
-def _is_users(name: str, value: Any, made: torch.Tensor) -> bool:
+def is_users(name: str, value: Any, made: torch.Tensor) -> bool:
+    """Whether an attribute of a fake tensor is the user's, and none that its copy has anyway."""
     return not isinstance(value, Note) and name not in vars(made)
 
 

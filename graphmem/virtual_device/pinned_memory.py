@@ -11,6 +11,9 @@ of 2.9.1 to 2.15.0):
     Work takes no time on the virtual GPU, so the block is free at once;
 (4) peaks of active blocks are those of each size, added up (`add_bucket_stats`).
 
+Memory that a program page-locks itself (`cudaHostRegister`) counts as well, but not in PyTorch's
+statistics.
+
 PyTorch itself pins a few bytes to read a number: `item` (aten/src/ATen/native/cuda/
 CUDAScalar.cu) and `nonzero` (Nonzero.cu, one int for each 2^30 elements or fewer).
 
@@ -48,15 +51,16 @@ class PinnedMemory:
 
     def __init__(self) -> None:
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._registered: set[int] = set()
+        self._registered: dict[int, int] = {}
+        self._locked = Stat()
         self._cached: Counter[int] = Counter()
         self._blocks, self._bytes, self.requested = Stat(), Stat(), Stat()
         self._active: defaultdict[int, Stat] = defaultdict(Stat)
 
     @property
     def peak(self) -> int:
-        """The most bytes that PyTorch had page-locked, cached blocks included."""
-        return self._bytes.peak
+        """The most bytes that were page-locked, cached blocks included."""
+        return self._locked.peak
 
     def pin(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         """`Tensor.pin_memory`: a copy in page-locked memory.
@@ -108,6 +112,7 @@ class PinnedMemory:
         else:
             self._blocks.increase(1)
             self._bytes.increase(size)
+            self._locked.increase(size)
         self._active[size].increase(1)
 
     def _give_back(self, nbytes: int) -> None:
@@ -126,12 +131,17 @@ class PinnedMemory:
 
     def register(self, address: int, size: int, flags: int = 0) -> int:
         """`cudaHostRegister`."""
-        self._registered.add(address)
+        self.unregister(address)
+        self._registered[address] = size
+        self._locked.increase(size)
+        self.requested.increase(size)
         return 0
 
     def unregister(self, address: int) -> int:
         """`cudaHostUnregister`."""
-        self._registered.discard(address)
+        size = self._registered.pop(address, 0)
+        self._locked.decrease(size)
+        self.requested.decrease(size)
         return 0
 
     def empty_cache(self) -> None:
@@ -140,6 +150,7 @@ class PinnedMemory:
             if count:
                 self._blocks.decrease(count)
                 self._bytes.decrease(size * count)
+                self._locked.decrease(size * count)
         self._cached.clear()
 
     def stats(self, names: tuple[str, ...]) -> dict[str, Any]:
