@@ -8,8 +8,10 @@ Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
       the next barrier (`static at::Tensor tensor`, ProcessGroup.hpp);
   (3) everything else works in the memory that it is given;
   (4) a message sent or received holds no tensors but as its result (`pointToPoint` calls
-      `recordStream` and stashes nothing; fixtures/cuda/ranks/pipeline_gpipe, rank 1). Those between
-      `_start_coalescing` and `_end_coalescing` have one work for all, without a result;
+      `recordStream` and stashes nothing; fixtures/cuda/ranks/pipeline_gpipe, rank 1), so a slow
+      card may reserve them longer. Those between `_start_coalescing` and `_end_coalescing` have one
+      work for all, without a result; each pair of ranks has its own stream for the others
+      (`getKeySendRecv`);
   (5) the work of any other collective holds its arguments until it is waited for. If nobody waits,
       as when only its future is taken, a later collective of the group releases them
       (`graphmem.ranks.unwaited`).
@@ -23,6 +25,7 @@ one are waited for at a barrier (graphmem/ranks/messages.py).
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -36,9 +39,12 @@ from graphmem.ranks.copies import combine_copies, copy, copy_to_each, flat_like,
 from graphmem.ranks.error_messages import AnySourceError
 from graphmem.ranks.mail import Mail
 from graphmem.ranks.unwaited import Shelf, Unwaited
-from graphmem.ranks.works import Arrival, DoneWork, Tensors, is_on_card
+from graphmem.ranks.works import Arrival, DoneWork, MessageStream, Tensors, is_on_card
 
 _ProcessGroup: Any = c10d.ProcessGroup
+
+ALL = -1
+"""In place of one rank: all of a batch's, which share a stream."""
 
 
 class LoneGroup(_ProcessGroup):  # type: ignore[misc]
@@ -88,7 +94,8 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._name = ""
         self.device_types: list[torch.device] = []
         self._shelves: list[Shelf] = []
-        self._coalesced: list[Arrival] | None = None
+        self._coalesced: tuple[list[torch.Tensor], list[Arrival]] | None = None
+        self._streams: defaultdict[int, MessageStream] = defaultdict(MessageStream)
 
     def _begun(self, result: Tensors, held: Sequence[Any] = ()) -> DoneWork:
         """Begin a collective, and release what earlier ones held (clause 5)."""
@@ -198,13 +205,13 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         sizes.check_rank("Send", destination, self._size)
         for tensor in filter(is_read, tensors):
             self._mail.send(self, destination, tensor)
-        return self._message(tensors)
+        return self._message(tensors, destination)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> DoneWork | None:
         """Receive tensors from another rank."""
         sizes.check_rank("Recv", source, self._size)
         arrivals = [self._mail.expect(self, source, each) for each in filter(is_read, tensors)]
-        return self._message(tensors, arrivals)
+        return self._message(tensors, source, arrivals)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> NoReturn:
         """Refuse: NCCL has no such message, and with gloo it depends on which rank is first."""
@@ -212,22 +219,31 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
             raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
         raise AnySourceError()
 
-    def _message(self, tensors: Tensors, arrivals: Sequence[Arrival] = ()) -> DoneWork | None:
+    def _message(
+        self, tensors: Tensors, peer: int, arrivals: Sequence[Arrival] = ()
+    ) -> DoneWork | None:
         """Begin to send or receive (clause 4)."""
         if self._coalesced is not None:
             self._join(tensors)
-            self._coalesced += arrivals
+            self._coalesced[0].extend(tensors)
+            self._coalesced[1].extend(arrivals)
             return None
         work = self._begun(tensors)
         work.arrivals += arrivals
+        work.done = self._done(tensors, peer)
         return work
 
+    def _done(self, tensors: Tensors, peer: int = ALL) -> Any:
+        on_card = [each for each in tensors if each.is_cuda]
+        return self._streams[peer].take(on_card) if on_card else None
+
     def _start_coalescing(self, device: Any = None) -> None:
-        self._coalesced = []
+        self._coalesced = [], []
 
     def _end_coalescing(self, device: Any = None) -> DoneWork:
         work = DoneWork([], [])
-        work.arrivals, self._coalesced = self._coalesced or [], None
+        tensors, work.arrivals = self._coalesced or ([], [])
+        work.done, self._coalesced = self._done(tensors), None
         return work
 
     # From one tensor to another -----------------------------------------------------------------

@@ -9,6 +9,7 @@ fixtures/cuda/ranks).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,8 +42,41 @@ class CardFuture(Future):  # type: ignore[type-arg]
             callback(self)
 
 
+class MessageStream:
+    """The stream on which NCCL sends and receives, which the host knows nothing of until it waits.
+
+    Attributes:
+        stream_id: its number, below zero (graphmem/virtual_device/slow_device.py).
+    """
+
+    _numbers = itertools.count(-1, -1)
+
+    def __init__(self) -> None:
+        self.stream_id = next(self._numbers)
+
+    def take(self, tensors: Tensors) -> Any:
+        """Use tensors after what the current stream does so far, and return an event for its end.
+
+        `syncStream` and `recordStream` of `pointToPoint`,
+        torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp.
+        """
+        begun, done = torch.cuda.Event(), torch.cuda.Event()
+        begun.record()
+        begun.wait(self)  # type: ignore[arg-type]
+        for tensor in tensors:
+            tensor.record_stream(self)  # type: ignore[arg-type]
+        done.record(self)  # type: ignore[arg-type]
+        return done
+
+
 class DoneWork(_Work):  # type: ignore[misc]
-    """A collective that is done at once, but holds tensors until it is waited for."""
+    """A collective that is done at once, but holds tensors until it is waited for.
+
+    Attributes:
+        held: the tensors, and lists of them.
+        arrivals: called when it is waited for.
+        done: the event at the end of a message on the card; the stream that waits waits for it.
+    """
 
     def __init__(self, result: Tensors, held: list[Any]) -> None:
         super().__init__()
@@ -50,11 +84,14 @@ class DoneWork(_Work):  # type: ignore[misc]
         self.held = held
         self._future: Any = None
         self.arrivals: list[Arrival] = []
+        self.done: Any = None
 
     def wait(self, timeout: Any = None) -> bool:
         """Receive the values that other ranks sent, and release the tensors held."""
         while self.arrivals:
             self.arrivals.pop(0)()
+        if self.done is not None:
+            self.done.wait()
         self.held.clear()
         return True
 

@@ -9,6 +9,9 @@ On an H200 a rank of FSDP1 that never waits reserved 950 MB for it, where 510 ar
 
 Each stream's frees and events are numbered; a stream that waits for an event knows what the event's
 stream knew when it was recorded. So what the host waits for tells of each stream how far it is.
+
+Streams of NCCL have numbers below zero. They do nothing but messages, each with an event, so a
+block that is freed after the last of them waits for that one.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ class SlowDevice:
         """Free a block that other streams use."""
         block = _Late(nbytes, len(users))
         for user in users:
-            self._late.setdefault(user, deque()).append((self.mark(user)[user], block))
+            number = self._last.get(user, 0) if user < 0 else self.mark(user)[user]
+            self._late.setdefault(user, deque()).append((number, block))
         self._late_bytes += nbytes
         self.most_late = max(self.most_late, self._late_bytes)

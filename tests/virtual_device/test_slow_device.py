@@ -61,3 +61,44 @@ def test_nothing_is_late_that_its_own_stream_used(run_graphmem: RunIt, tmp_path:
     )
 
     assert "may reserve" not in run_graphmem("run", str(script)).stderr
+
+
+MESSAGES = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("nccl")
+for i in range(4):
+    x = torch.empty(1 << 20, device="cuda")
+    message = {message}
+    {wait}
+    del x, message
+    torch.zeros(1, device="cuda").item() if {seen} else None
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "wait", "seen", "told"),
+    [
+        ("dist.isend(x, 1)", "message.wait()", "False", "16.0 MiB (16,777,216 bytes)"),
+        ("dist.isend(x, 1)", "message.wait()", "True", "4.0 MiB (4,194,304 bytes)"),
+        ("dist.irecv(x, 1)", "pass", "True", "16.0 MiB (16,777,216 bytes)"),
+        (
+            "dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, 1)])",
+            "message[0].wait()",
+            "i == 2",
+            "12.0 MiB (12,582,912 bytes)",
+        ),
+    ],
+)
+def test_a_message_is_late_until_the_host_waits_for_what_waited_for_it(
+    run_graphmem: RunIt, tmp_path: Path, message: str, wait: str, seen: str, told: str
+) -> None:
+    """The stream that waits for a message keeps the host waiting, if a number is read off it."""
+    script = tmp_path / "train.py"
+    script.write_text(MESSAGES.format(message=message, wait=wait, seen=seen))
+
+    done = run_graphmem("run", "--nproc-per-node", "2", str(script))
+
+    assert done.exit_code == 0, done.stderr
+    verdict = " ".join(done.stderr.partition("\npeak ")[0].split())
+    assert f"may reserve up to {told} more: freed while another stream used it" in verdict
