@@ -32,6 +32,7 @@ from graphmem.virtual_device.data_parallel import data_parallel_replacements
 from graphmem.virtual_device.device_guard import is_borrowed
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.devices import Devices, device_replacements
+from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.legacy_types import legacy_type_replacements
 from graphmem.virtual_device.memory_bindings import memory_bindings, unanswered_bindings
 from graphmem.virtual_device.memory_pools import PoolHandles, pool_replacements
@@ -247,6 +248,11 @@ def _pinning(function: Any, pinned: PinnedMemory, devices: Devices) -> Callable[
     return call
 
 
-def _format(tensor: torch.Tensor, spec: str) -> str:
-    """Scalars print as their (assumed) value, as `Tensor.__format__` does for plain tensors."""
+def _format(tensor: FakeTensor, spec: str) -> str:
+    """Scalars print as their (assumed) value, as `Tensor.__format__` does for plain tensors.
+
+    A compiler's fake tensors have none, and print as PyTorch prints them (torch/_tensor.py).
+    """
+    if not isinstance(tensor.fake_mode, VirtualFakeMode):
+        return object.__format__(tensor, spec)
     return format(tensor.item() if not tensor.dim() else str(tensor), spec)

@@ -19,7 +19,9 @@ import torch
 import torch.cuda.amp.common
 import torch.jit._builtins
 import torch.optim.optimizer as torch_optimizer
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.cuda import _memory_viz
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import graphmem
 from graphmem.gpus import find_gpu
@@ -741,3 +743,14 @@ class TestTraces:
             torch.accelerator.reset_peak_memory_stats()
 
         trace(lambda: TrainingStep(step=step), gpu=CARD, options=TraceOptions(steps=1))
+
+
+def test_a_compilers_number_is_printed_without_reading_it(gpu: VirtualGpu) -> None:
+    """torchao prints the scale of its tensors; read, it has no value, or one that is pending."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    scale = mode.from_tensor(torch.ones(()))
+
+    assert f"{scale}" == "FakeTensor(..., size=())"
+    assert mode.shape_env is not None
+    assert not mode.shape_env.pending_fresh_unbacked_symbols
+    assert f"{torch.full((), 3.0, device='cuda')}" == "3.0"
