@@ -10,18 +10,27 @@ indices and values, which die with it. Graph networks need:
     (aten/src/ATen/native/TensorShape.cpp, `sparse_transpose_`);
 (4) products of a sparse and a dense matrix, which are dense and row-major
     (aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu, `s_addmm_sparse_dense_cuda`);
-(5) sparse rows added to a dense matrix in place, as SGD does with an embedding's gradient
-    (the same file, `add_out_dense_sparse_cuda`);
+(5) sparse tensors added to dense ones, as SGD does with an embedding's gradient and PEFT's SHiRA
+    with its weights (the same file, `add_out_dense_sparse_cuda`), and to sparse ones, which
+    concatenates both (`add_out_sparse_cuda`);
 (6) `coalesce` of such rows, whose new indices lie in memory for all of the old ones
     (sparse/cuda/SparseCUDATensor.cu, `_coalesce_sparse_cuda`: `indices1D.resize_`), and
     `sparse_mask` of a dense matrix by them (sparse/SparseTensor.cpp), as SparseAdam does. How many
-    rows are distinct is known if the indices are; otherwise all are assumed to be, the bound.
+    rows are distinct is known if the indices are; otherwise all are assumed to be, the bound;
+(7) `coalesce` and `sparse_mask` of tensors with several sparse dimensions: their indices become one
+    number (SparseTensorUtils.cpp, `flatten_indices`), and are not kept;
+(8) `sparse_mask` of a coalesced tensor, the derivative of a sparse tensor's values: its indices are
+    hashed and looked up (sparse/SparseBinaryOpIntersectionCommon.h).
+
+Where a kernel is made of tensors' operations, as in (7) and (8), they run here one by one, and the
+operation itself allocates nothing more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -31,6 +40,14 @@ from graphmem.trace.special_operators import SpecialOperatorsMode
 from graphmem.virtual_device.sparse import parts_of, sparse_of
 
 aten = torch.ops.aten
+
+Parts = tuple[torch.Tensor, torch.Tensor]
+"""Indices and values."""
+
+SORTING = ("Thrust's memory to sort a sparse matrix", "0 bytes", "Thrust decides it")
+
+_SORTED = 2
+"""Fewer indices are cloned (sparse/cuda/SparseCUDATensor.cu, `_coalesce_sparse_cuda`)."""
 
 _CUSPARSE_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 """Others have no kernel (aten/src/ATen/native/sparse/cuda/SparseBlasLegacy.cpp)."""
@@ -50,9 +67,10 @@ class SparseMode(SpecialOperatorsMode):
             aten.mm.default: self._sparse_product,
             aten.addmm.default: self._sparse_sum,
             aten._sparse_addmm.default: self._sparse_sum,
-            aten.add_.Tensor: self._add_sparse_rows,
-            aten._coalesce.default: self._coalesce_rows,
-            aten.sparse_mask.default: self._mask_by_rows,
+            aten.add_.Tensor: self._add_sparse_in_place,
+            aten.add.Tensor: self._add_sparse,
+            aten._coalesce.default: self._coalesce,
+            aten.sparse_mask.default: self._mask,
         }
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -111,22 +129,69 @@ class SparseMode(SpecialOperatorsMode):
             is_coalesced=first == second and tensor.is_coalesced(),
         )
 
-    def _add_sparse_rows(
-        self, dense: torch.Tensor, rows: torch.Tensor, **factor: Any
+    def _add_sparse_in_place(
+        self, dense: torch.Tensor, added: torch.Tensor, **factor: Any
     ) -> torch.Tensor | None:
-        """Clause (5): nothing is allocated."""
-        if not isinstance(rows, FakeTensor) or rows.layout is not torch.sparse_coo:
+        """Clause (5): of coalesced tensors, and of rows, nothing is allocated."""
+        if not _is_sparse_on_card(added) or dense.layout is not torch.strided:
             return None
-        is_fitting = dense.shape == rows.shape and dense.dtype == rows.dtype
-        has_rows = parts_of(rows)[0].shape[0] == 1
-        return dense if is_fitting and has_rows and _is_on_card(rows) else None
+        if dense.shape != added.shape or dense.dtype != added.dtype:
+            return None
+        if not added.is_coalesced():
+            self._as_one_number(parts_of(added)[0], added.shape)
+        return dense
 
-    def _coalesce_rows(self, rows: torch.Tensor) -> FakeTensor | None:
+    def _add_sparse(
+        self, first: torch.Tensor, added: torch.Tensor, *, alpha: float = 1
+    ) -> torch.Tensor | None:
+        """Clause (5)."""
+        if not _is_sparse_on_card(added) or first.shape != added.shape:
+            return None
+        if first.dtype != added.dtype:
+            return None
+        with self:
+            if first.layout is torch.strided:
+                result = torch.empty_like(first, memory_format=torch.contiguous_format)
+                self._add_sparse_in_place(result, added)
+                return result
+            (indices, values), (more, new) = parts_of(first), parts_of(added)
+            if indices.shape[0] != more.shape[0] or not added._nnz() or not first._nnz():
+                return None
+            scaled = new if alpha == 1 else new * alpha
+            together = (torch.cat([indices, more], 1), torch.cat([values, scaled]))
+        return self._of_parts(together, first.shape, has_sums=False)
+
+    def _as_one_number(self, indices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """`flatten_indices`, without a copy of the indices of rows."""
+        if indices.shape[0] == 1:
+            return indices
+        strides = [math.prod(shape[place + 1 : len(indices)]) for place in range(len(indices))]
+        with self:
+            factors = torch.tensor(strides, device="cpu").to(_device_of(indices))
+            return (indices * factors.unsqueeze(1)).sum(0)
+
+    def _coalesce(self, matrix: torch.Tensor) -> FakeTensor | None:
+        indices, values = parts_of(matrix)
+        if not _is_sparse_on_card(matrix):
+            return None
+        if indices.shape[0] == 1:
+            return self._coalesce_rows(matrix)
+        distinct, count = self._distinct(indices), indices.shape[1]
+        with self:
+            if count < _SORTED:
+                made = (indices.clone(), values.clone())
+            else:
+                held = [self._as_one_number(indices, matrix.shape)]
+                held += [torch.empty_like(indices[0]) for _ in range(2)]
+                self._recorder.assume(*SORTING, self._location.place())
+                summed = values.new_empty((distinct, *values.shape[1:]))
+                made = (indices.new_empty((len(indices), distinct)), summed)
+        return self._of_parts(made, matrix.shape, has_sums=True)
+
+    def _coalesce_rows(self, rows: FakeTensor) -> FakeTensor:
         indices: Any
         values: Any
         indices, values = parts_of(rows)
-        if not isinstance(rows, FakeTensor) or indices.shape[0] != 1 or not _is_on_card(rows):
-            return None
         distinct = self._distinct(indices)
         with torch._C._DisableTorchDispatch():
             memory = constructors.empty(indices.shape, dtype=indices.dtype, device="meta")[
@@ -143,17 +208,26 @@ class SparseMode(SpecialOperatorsMode):
     def _distinct(self, indices: torch.Tensor) -> int:
         known = self.reads.known.of(indices)
         if known is None:
-            return self.reads.count("how many rows of a sparse gradient differ", indices.numel())
+            what = (
+                "rows of a sparse gradient" if len(indices) == 1 else "indices of a sparse tensor"
+            )
+            return self.reads.count(f"how many {what} differ", indices.shape[1])
         self.reads.use(known.basis)
         with torch._C._DisableTorchDispatch():
-            return int(known.tensor.unique().numel())
+            return int(known.tensor.unique(dim=1).shape[1])
 
-    def _mask_by_rows(self, dense: torch.Tensor, mask: torch.Tensor) -> FakeTensor | None:
-        if not isinstance(mask, FakeTensor) or dense.layout is not torch.strided:
+    def _mask(self, values: torch.Tensor, mask: torch.Tensor) -> FakeTensor | None:
+        if not _is_sparse_on_card(mask) or values.shape != mask.shape:
             return None
+        if values.layout is torch.sparse_coo:
+            return self._look_up(values, mask)
+        if values.layout is not torch.strided:
+            return None
+        indices = parts_of(mask)[0]
+        return self._pick(values, mask) if len(indices) > 1 else self._mask_by_rows(values, mask)
+
+    def _mask_by_rows(self, dense: torch.Tensor, mask: FakeTensor) -> FakeTensor:
         indices, values = parts_of(mask)
-        if indices.shape[0] != 1 or not _is_on_card(mask):
-            return None
         return sparse_of(
             self._fake_mode,
             self._empty_on(mask.fake_device, indices.shape, indices.dtype),
@@ -161,6 +235,35 @@ class SparseMode(SpecialOperatorsMode):
             mask.shape,
             is_coalesced=mask.is_coalesced(),
         )
+
+    def _pick(self, dense: torch.Tensor, mask: FakeTensor) -> FakeTensor:
+        """Clause (7): what the indices select, multiplied by an expanded one."""
+        indices = parts_of(mask)[0]
+        with self:
+            one = dense.new_ones(1)
+            picked = dense[tuple(indices)]
+            copied = indices.clone()
+            made = (copied, picked * one)
+        return self._of_parts(made, mask.shape, has_sums=mask.is_coalesced())
+
+    def _look_up(self, matrix: torch.Tensor, mask: FakeTensor) -> FakeTensor | None:
+        """Clause (8)."""
+        count, (indices, _), values = matrix._nnz(), parts_of(mask), parts_of(matrix)[1]
+        if not matrix.is_coalesced() or not count or not indices.shape[1]:
+            return None
+        with self:
+            held = [indices.new_empty(max(count, indices.shape[1])), indices.new_empty(count)]
+            held.append(indices.new_empty((2, indices.shape[1])))
+            indices.new_empty(1)
+            shape = (indices.shape[1], *values.shape[1:])
+            made = (indices.clone(), values.new_empty(shape))
+        return self._of_parts(made, mask.shape, has_sums=mask.is_coalesced())
+
+    def _of_parts(self, made: Parts, shape: Sequence[int], *, has_sums: bool) -> FakeTensor:
+        indices: Any
+        values: Any
+        indices, values = made
+        return sparse_of(self._fake_mode, indices, values, shape, is_coalesced=has_sums)
 
     def _sparse_product(self, left: torch.Tensor, right: torch.Tensor) -> FakeTensor | None:
         if left.layout is not torch.sparse_coo or not isinstance(right, FakeTensor):
@@ -180,8 +283,9 @@ def _device_of(tensor: torch.Tensor) -> torch.device:
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
-def _is_on_card(tensor: FakeTensor) -> bool:
-    return tensor.fake_device.type != "cpu"
+def _is_sparse_on_card(tensor: torch.Tensor) -> TypeGuard[FakeTensor]:
+    is_sparse = isinstance(tensor, FakeTensor) and tensor.layout is torch.sparse_coo
+    return is_sparse and tensor.fake_device.type != "cpu"  # type: ignore[attr-defined]
 
 
 def _are_factors(left: torch.Tensor, right: torch.Tensor) -> bool:

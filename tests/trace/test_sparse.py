@@ -271,3 +271,90 @@ def test_optimizers_of_sparse_gradients_keep_dense_moments(
     gc.collect()
 
     assert gpu.allocated == (1 + moments) * in_blocks(1000 * 64 * 4)
+
+
+def uncoalesced() -> torch.Tensor:
+    """The ring's matrix as a program on the card makes it: 900 indices, of which 300 are double."""
+    start = torch.arange(NODES).repeat_interleave(3)
+    end = (start + torch.tensor([1, 2, 2]).repeat(NODES)) % NODES
+    shares = torch.ones(EDGES, device="cuda", requires_grad=True)
+    return torch.sparse_coo_tensor(torch.stack([start, end]).cuda(), shares, (NODES, NODES))
+
+
+def test_coalescing_a_matrix_frees_its_indices_as_one_number(virtual_gpu: Virtual) -> None:
+    """`_coalesce_sparse_cuda`: indices as one number, two orders of them, values, indices."""
+    gpu = virtual_gpu("t4")
+    matrix = uncoalesced()
+    before = gpu.allocated
+    torch.cuda.reset_peak_memory_stats()
+    coalesced = matrix.coalesce()
+
+    distinct = 2 * NODES
+    assert (coalesced._nnz(), coalesced.is_coalesced()) == (distinct, True)
+    assert gpu.allocated == before + in_blocks(2 * distinct * 8) + in_blocks(distinct * 4)
+    assert torch.cuda.max_memory_allocated() == gpu.allocated + 3 * in_blocks(EDGES * 8)
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_a_sparse_matrix_is_added_to_a_dense_one(
+    virtual_gpu: Virtual, *, is_in_place: bool
+) -> None:
+    """`add_out_dense_sparse_cuda`: its indices become one number, by a product and a sum."""
+    gpu = virtual_gpu("t4")
+    matrix, dense = uncoalesced(), torch.zeros(NODES, NODES, device="cuda")
+    before = gpu.allocated
+    torch.cuda.reset_peak_memory_stats()
+    result = dense.add_(matrix) if is_in_place else dense + matrix
+
+    rows = 0 if is_in_place else in_blocks(NODES * NODES * 4)
+    assert (result is dense) == is_in_place
+    assert gpu.allocated == before + rows
+    factors, multiplied, number = in_blocks(2 * 8), in_blocks(INDICES), in_blocks(EDGES * 8)
+    assert torch.cuda.max_memory_allocated() == before + rows + factors + multiplied + number
+
+
+def test_sparse_matrices_are_concatenated_by_their_sum(virtual_gpu: Virtual) -> None:
+    gpu = virtual_gpu("t4")
+    matrix = uncoalesced()
+    before = gpu.allocated
+    both = matrix + matrix
+
+    assert both._nnz() == 2 * EDGES
+    assert gpu.allocated == before + in_blocks(2 * INDICES) + in_blocks(2 * VALUES)
+
+
+def test_the_values_of_a_sparse_sum_get_what_a_dense_gradient_has_there(
+    virtual_gpu: Virtual,
+) -> None:
+    """As PEFT's SHiRA trains; a real run on the CPU has the same shapes."""
+    virtual_gpu("t4")
+    matrix = uncoalesced()
+    (torch.zeros(NODES, NODES, device="cuda") + matrix).sum().backward()
+    values = matrix.grad_fn.next_functions[0][0].variable  # type: ignore[union-attr]
+    assert values.grad.shape == (EDGES,)
+
+
+def test_the_values_of_a_coalesced_matrix_are_looked_up_in_its_gradient(
+    virtual_gpu: Virtual,
+) -> None:
+    """As PEFT's FRoD trains (sparse/SparseBinaryOpIntersectionCommon.h)."""
+    gpu = virtual_gpu("t4")
+    matrix = uncoalesced().detach()
+    gradient = matrix.coalesce()
+    before = gpu.allocated
+    torch.cuda.reset_peak_memory_stats()
+    looked_up = gradient.sparse_mask(matrix)
+
+    distinct = 2 * NODES
+    hashing = in_blocks(EDGES * 8) + in_blocks(distinct * 8) + in_blocks(2 * EDGES * 8)
+    assert looked_up._nnz() == EDGES
+    assert gpu.allocated == before + in_blocks(INDICES) + in_blocks(VALUES)
+    assert torch.cuda.max_memory_allocated() == gpu.allocated + hashing
+
+
+def test_a_layer_that_multiplies_by_a_matrix_of_trained_values(virtual_gpu: Virtual) -> None:
+    virtual_gpu("t4")
+    matrix = uncoalesced()
+    torch.sparse.mm(matrix.coalesce(), torch.ones(NODES, 8, device="cuda")).sum().backward()
+    values = matrix.grad_fn.next_functions[0][0].variable  # type: ignore[union-attr]
+    assert values.grad.shape == (EDGES,)
