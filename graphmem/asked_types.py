@@ -3,19 +3,22 @@
 A tensor on the virtual card is a fake one, and Python's `type` says so. `isinstance` needs no help.
 
 (1) A comparison of `type(x)` with `Tensor` or `Parameter`, or with several classes that contain
-    one of them, calls `plain_type` in place of `type`. Nothing else in the code changes.
+    one of them, calls `plain_type` in place of `type`. So does a look-up: `table[type(x)]`,
+    `table[type(x), type(y)]`, `table.get(type(x))` and `type(x) in table`. Nothing else in the code
+    changes.
 (2) That holds for scripts, targets and modules, of libraries too, that are imported while the
     virtual card is open. PyTorch's own code knows fake tensors, and stays as it is.
 
 This module does not import torch: what needs none reads targets too.
 
-Not covered: types that are looked up, as in `table[type(x)]`, and modules imported before.
+Not covered: a type that is given a name before it is looked up, and modules imported before.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import re
 import sys
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
@@ -26,6 +29,8 @@ _NAME = "__graphmem_plain_type__"
 """What the changed code calls; a builtin, since any module may contain it, and outlive the card."""
 _ASKED_FOR = {"Tensor", "Parameter"}
 _KEPT = {"torch", "graphmem"}
+_LOOK_UP = re.compile(r"\[\s*type\(|\.(get|pop)\(\s*type\(|\btype\([^()]*\)\s+(not\s+)?in\b")
+_READING = {"get", "pop"}
 
 
 def plain_type(value: Any) -> Any:
@@ -43,7 +48,7 @@ def plain_type(value: Any) -> Any:
 def compiled(source: bytes | str, file: Any) -> CodeType:
     """Compile a module, with its comparisons of types as on a card."""
     code = compile(source, file, "exec", dont_inherit=True)
-    return _changed(source, file) if _may_ask(code) else code
+    return _changed(source, file) if _may_ask(code) or _may_look_up(code, source) else code
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
@@ -52,10 +57,12 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
     def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
         code = own(loader, fullname)
-        if code is None or fullname.partition(".")[0] in _KEPT or not _may_ask(code):
+        if code is None or fullname.partition(".")[0] in _KEPT or not _calls_type(code):
             return code
         path = loader.get_filename(fullname)
-        return _changed(loader.get_data(path), path)
+        source = loader.get_data(path)
+        changes = _may_ask(code) or _may_look_up(code, source)
+        return _changed(source, path) if changes else code
 
     # Python leaves frames of importlib out of a traceback (`remove_importlib_frames`, import.c).
     get_code.__code__ = get_code.__code__.replace(co_filename=own.__code__.co_filename)
@@ -74,6 +81,16 @@ def _may_ask(code: CodeType) -> bool:
     return any("type" in each.co_names and _ASKED_FOR & {*each.co_names} for each in _codes(code))
 
 
+def _calls_type(code: CodeType) -> bool:
+    return any("type" in each.co_names for each in _codes(code))
+
+
+def _may_look_up(code: CodeType, source: bytes | str) -> bool:
+    """Whether a module seems to look up a type, which is cheaper than to parse it."""
+    text = source if isinstance(source, str) else source.decode(errors="replace")
+    return _calls_type(code) and _LOOK_UP.search(text) is not None
+
+
 def _codes(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
@@ -86,10 +103,29 @@ class _Comparisons(ast.NodeTransformer):
         """Let the comparison ask `plain_type` if it is one of (1)."""
         self.generic_visit(node)
         sides = [node.left, *node.comparators]
-        if any(_is_asked_for(each) for each in sides):
-            for call in filter(_asks_type, sides):
-                call.func.id = _NAME  # type: ignore[attr-defined]
+        is_look_up = any(isinstance(each, ast.In | ast.NotIn) for each in node.ops)
+        if is_look_up or any(_is_asked_for(each) for each in sides):
+            _ask_plainly(sides)
         return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.Subscript:
+        """Look up the type on a card, or several of them."""
+        self.generic_visit(node)
+        key = node.slice
+        _ask_plainly(key.elts if isinstance(key, ast.Tuple) else [key])
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Look up the type on a card by a method of a dictionary."""
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _READING:
+            _ask_plainly(node.args[:1])
+        return node
+
+
+def _ask_plainly(expressions: list[ast.expr]) -> None:
+    for call in filter(_asks_type, expressions):
+        call.func.id = _NAME  # type: ignore[attr-defined]
 
 
 def _asks_type(side: ast.expr) -> bool:

@@ -49,6 +49,32 @@ def test_a_module_that_is_imported_on_the_card(library: Path) -> None:
     assert asking.kinds(torch.ones(2)) == [True, True, False, True, False, False]
 
 
+TABLE = """
+import torch
+from torch.nn import Parameter
+
+NAMES = {torch.Tensor: "tensor", Parameter: "parameter", int: "number",
+         (torch.Tensor, int): "both"}
+
+def names(x):
+    weight = Parameter(x)
+    return [NAMES[type(x)], NAMES.get(type(weight)), NAMES[type(3)], NAMES[type(x), type(3)],
+            type(x) in NAMES, type("") not in NAMES, NAMES.get(type(""), "none")]
+"""
+
+
+def test_a_table_that_is_looked_up_by_type(library: Path) -> None:
+    import torch
+
+    (library / "asking.py").write_text(TABLE)
+    with graphmem.virtual_gpu("t4"):
+        import asking
+
+        found = asking.names(torch.ones(2, device="cuda"))
+    assert found == ["tensor", "parameter", "number", "both", True, True, "none"]
+    assert asking.names(torch.ones(2)) == found
+
+
 def test_a_script_and_what_it_compiles(library: Path, run_graphmem: Callable[..., Outcome]) -> None:
     (library / "script.py").write_text(
         "import torch\n"
