@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem import constructors
@@ -56,6 +57,8 @@ _KERNELS_ON_CARD = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
 )
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+"""The mode of `make_fx`, which is below those of a program wherever it was entered."""
 _OF_VIRTUAL_GPU = (aten.scaled_dot_product_attention.default, *FAST_PATHS)
 _PROFILER = (
     torch.ops.profiler._record_function_enter_new.default,
@@ -173,6 +176,10 @@ class TraceMode(TorchDispatchMode):
             return NotImplemented  # the tensors inside come here once unwrapped
         if self._recorder.overwritten:
             overwritten.check(self._recorder, func, tensors_of((args, *kwargs.values())))
+        proxies = torch._C._get_dispatch_mode(_PROXY)
+        if proxies is not None:
+            with disable_proxy_modes_tracing(), self:  # `make_fx` notes it, then runs it here
+                return proxies.__torch_dispatch__(func, types, args, kwargs)
         with self._one_at_a_time:
             self.numbers.go_on()
             return self._handlers[func](func, types, args, kwargs)

@@ -15,8 +15,9 @@
   (4) A clone copies values, then indices; so does a transpose, which also takes a row of indices to
       swap two (TensorShape.cpp, `sparse_transpose_`; the order is that of the CPU build's profile).
   (5) `coalesce` of rows does the same as (2), but its new indices are the combined ones.
-  (6) A product of a 2:4 sparse matrix by cuSPARSELt has a workspace that the library decides, which
-      is left out (sparse/cuda/cuSPARSELtOps.cpp, `_cslt_sparse_mm_impl`).
+  (6) A product of a 2:4 sparse matrix by cuSPARSELt has a workspace that the library decides, and
+      compressing one a buffer; they are left out (sparse/cuda/cuSPARSELtOps.cpp,
+      `_cslt_sparse_mm_impl`, `_cslt_compress`).
   (7) `sparse_mask` of a dense matrix picks its rows, then multiplies them by an expanded one
       (sparse/SparseTensor.cpp, `sparse_mask`; SparseTensorMath.cpp, `apply_op`).
 
@@ -149,17 +150,17 @@ def _sparse_mask(call: Call) -> Iterator[Step]:
 _NUMBERS = ("indices as one number", "order of indices", "places of distinct indices")
 
 
-def _cusparselt(call: Call) -> Iterator[Step]:
-    call.leave_out(
-        "cuSPARSELt's workspace for products of a 2:4 sparse matrix",
-        "0 bytes",
-        "cuSPARSELt decides it",
-    )
-    yield from call.outputs()
+def _cusparselt(what: str) -> Rule:
+    def rule(call: Call) -> Iterator[Step]:
+        call.leave_out(f"cuSPARSELt's {what}", "0 bytes", "cuSPARSELt decides it")
+        return call.outputs()
+
+    return rule
 
 
 RULES: Mapping[str, Rule] = {
-    "aten._cslt_sparse_mm": _cusparselt,
+    "aten._cslt_compress": _cusparselt("buffer to compress a 2:4 sparse matrix"),
+    "aten._cslt_sparse_mm": _cusparselt("workspace for products of a 2:4 sparse matrix"),
     "aten._coalesce": _coalesce,
     "aten._sparse_addmm": _sparse_addmm,
     "aten.clone": _clone,

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from graphmem.live.gpu import VirtualGpu
 from tests.conftest import Outcome
+
+Virtual = Callable[..., VirtualGpu]
 
 PROGRAM = """
 import torch
@@ -62,3 +66,24 @@ def test_dynamo_exports_without_the_hooks_of_the_trace(run: Callable[[str], Outc
     assert done.stdout == f"{64 * 64 * 4 + 32 * 64 * 4} torch.Size([64, 64])\n"
     assert "script.py:7" in done.stderr  # not a line of the code that PyTorch writes
     assert "eval_with_key" not in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["real", "fake"])
+def test_make_fx_in_a_program_notes_each_operation(virtual_gpu: Virtual, mode: str) -> None:
+    """Its mode is below those of a program; what it runs meanwhile is on the card."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def of(device: str) -> list[str]:
+        inputs = torch.ones(4, 8, device=device), torch.ones(8, 8, device=device)
+
+        def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return (x @ weight).relu().sum()
+
+        made = make_fx(torch.func.grad(loss), tracing_mode=mode)(*inputs)
+        assert made(*inputs).shape == (4, 8)
+        return [str(node.target) for node in made.graph.nodes]
+
+    on_host = of("cpu")
+    gpu = virtual_gpu("t4")
+    assert of("cuda") == on_host
+    assert gpu.peak > 0

@@ -50,3 +50,22 @@ def test_a_product_by_cusparselt_has_the_rows_of_the_matrix(transposed: bool) ->
         assert made.shape == ((64, ROWS) if transposed else (ROWS, 64))
     left_out = " ".join(str(each) for each in gpu.report().assumptions)
     assert "cuSPARSELt's workspace" in left_out
+
+
+@pytest.mark.parametrize("use_cutlass", [False, True])
+def test_a_dense_weight_is_compressed_for_inference(use_cutlass: bool) -> None:
+    """`to_sparse_semi_structured`, and a layer that has such a weight."""
+    from torch.sparse import SparseSemiStructuredTensor as Sparse
+    from torch.sparse import to_sparse_semi_structured
+
+    kept = Sparse._FORCE_CUTLASS
+    try:
+        Sparse._FORCE_CUTLASS = use_cutlass
+        with graphmem.virtual_gpu("a100") as gpu, torch.inference_mode():
+            layer = torch.nn.Linear(COLUMNS, ROWS, bias=False, dtype=torch.float16, device="cuda")
+            layer.weight = torch.nn.Parameter(to_sparse_semi_structured(layer.weight))
+            assert gpu.allocated == HALF + BITS
+            x = torch.ones(64, COLUMNS, dtype=torch.float16, device="cuda")
+            assert layer(x).shape == (64, ROWS)
+    finally:
+        Sparse._FORCE_CUTLASS = kept

@@ -64,6 +64,16 @@ def _apply_dense(data: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
     return data.new_empty(data.shape)
 
 
+def _cusparselt_compress(dense: torch.Tensor) -> torch.Tensor:
+    """`_cslt_compress`: values and bits in one vector."""
+    return dense.new_empty(dense.numel() * _kept(dense) // 16)
+
+
+def _kept(tensor: torch.Tensor) -> int:
+    """Of 16 numbers, how many a compressed matrix has."""
+    return 10 if tensor.element_size() == 1 else 9
+
+
 def _cusparselt_product(
     compressed: torch.Tensor,
     dense: torch.Tensor,
@@ -73,10 +83,9 @@ def _cusparselt_product(
     transpose_result: bool = False,
     *_: int,
 ) -> torch.Tensor:
-    """`_cslt_sparse_mm_impl`: a compressed matrix has 9 of 16 numbers, of 8 bits 10."""
+    """`_cslt_sparse_mm_impl`."""
     inner, columns = dense.shape
-    kept = 10 if compressed.element_size() == 1 else 9
-    rows = compressed.numel() * 16 // kept // inner
+    rows = compressed.numel() * 16 // _kept(compressed) // inner
     shape = (columns, rows) if transpose_result else (rows, columns)
     return dense.new_empty(shape, dtype=out_dtype or dense.dtype)
 
@@ -93,5 +102,6 @@ KERNELS: dict[Any, Callable[..., Any]] = {
     aten._sparse_semi_structured_tile.default: _tile,
     aten._sparse_semi_structured_apply.default: _apply,
     aten._sparse_semi_structured_apply_dense.default: _apply_dense,
+    aten._cslt_compress.default: _cusparselt_compress,
     aten._cslt_sparse_mm.default: _cusparselt_product,
 }
