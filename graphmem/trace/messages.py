@@ -156,8 +156,7 @@ class NestedTensorError(InputError):
     def __init__(self, where: str) -> None:
         super().__init__(
             f"strided nested tensors are not supported{where}",
-            hint="pad the sequences; give nn.TransformerEncoder enable_nested_tensor=False, which "
-            "makes one of a padding mask where it does not train",
+            hint="pad the sequences, or nest them with layout=torch.jagged",
         )
 
 

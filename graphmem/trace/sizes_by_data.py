@@ -25,7 +25,7 @@ from graphmem import constructors
 from graphmem.trace.distinct_values import DISTINCT, counts_always, most, room
 from graphmem.trace.formulas_by_data import SELECTS_NOTHING
 from graphmem.trace.operands import tensors_of
-from graphmem.trace.sparse_tensors import SparseMode
+from graphmem.trace.packed_rows import PackedRowsMode
 from graphmem.values.limits import is_carried
 from graphmem.values.rules import MOST_SELECTED, selected_of
 from graphmem.virtual_device.notes import NOTHING
@@ -43,7 +43,7 @@ _SIZED_BY_DATA = (
 )
 
 
-class SizesByDataMode(SparseMode):
+class SizesByDataMode(PackedRowsMode):
     """A trace that continues where data decide the size of a result."""
 
     def __init__(self, *watchers: Any) -> None:

@@ -11,7 +11,8 @@ operators, whose results a card allocates, so here it calls them:
   (3) `_transformer_encoder_layer_fwd` is `transformer_encoder_layer_forward`
       (transformers/transformer.cpp): (1), and a feed-forward network with norms.
 
-Locals die as in C++, last declared first. Not covered: nested tensors, and that up to torch 2.4
+Locals die as in C++, last declared first. For nested tensors, see `trace/packed_rows.py`. Not
+covered: that up to torch 2.4
 heads whose size is not a multiple of 8 were not fused and masks did not prevent fusing.
 """
 

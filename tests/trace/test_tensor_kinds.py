@@ -12,7 +12,6 @@ from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.passes.kernel_memory import find_kernel_memory
 from graphmem.runtime import Runtime
-from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import NestedLayoutError, NestedTensorError
 from tests.support import oracle
@@ -107,18 +106,12 @@ def test_attention_on_jagged_rows_takes_the_cards_kernel(
     assert not graph.assumptions
 
 
-def test_an_encoder_that_nests_padded_rows_is_rejected_with_a_hint() -> None:
-    """`TransformerEncoder.forward` (torch/nn/modules/transformer.py), where it does not train."""
-
-    def step(*, nested: bool) -> None:
-        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-        encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested).cuda().eval()
-        mask = torch.tensor([[False, True], [False, False]], device="cuda")
-        with torch.no_grad():
-            encoder(torch.ones(2, 2, 16, device="cuda"), src_key_padding_mask=mask)
+def test_a_nested_tensor_made_of_a_padded_vector_is_rejected_with_a_hint() -> None:
+    def step() -> None:
+        torch._nested_tensor_from_mask(
+            torch.ones(2, 2, device="cuda"), torch.ones(2, 2, dtype=torch.bool, device="cuda")
+        )
 
     with pytest.raises(NestedTensorError) as refused:
-        traced(lambda: step(nested=True))
-    assert "enable_nested_tensor=False" in (refused.value.hint or "")
-    if installed_release() >= (2, 13):  # until then the encoder's fast path had no meta kernel
-        assert traced(lambda: step(nested=False)).ops
+        traced(step)
+    assert "layout=torch.jagged" in (refused.value.hint or "")

@@ -96,3 +96,29 @@ def test_a_mask_of_keys_prevents_fusing() -> None:
     attended = [*IN_PRODUCTS[:4], *softmax, -SCORES, *IN_PRODUCTS[4:], -3 * WHOLE]
     expected = [booleans, numbers, *attended, *NORM]
     assert changes(Padded)[: len(expected)] == expected
+
+
+LENGTHS = (6, 4, 3, 2)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_an_encoder_leaves_padding_out(is_known: bool) -> None:
+    """Its layers run on the rows of all sequences; unknown lengths are assumed the longest."""
+
+    def step() -> None:
+        encoder = nn.TransformerEncoder(layer()(), 1).eval().cuda()
+        lengths = torch.tensor(LENGTHS).cuda()
+        if not is_known:
+            lengths = torch.randn(1 << 17, device="cuda")[:BATCH]  # too many to have values
+        padding = torch.arange(STEPS).cuda() >= lengths[:, None]
+        with torch.no_grad():
+            made = encoder(torch.randn(BATCH, STEPS, WIDTH, device="cuda"), None, padding)
+        assert made.shape == (BATCH, STEPS, WIDTH)
+
+    graph = traced(step, gpu="h100")
+    packed = (sum(LENGTHS) if is_known else BATCH * STEPS) * WIDTH * 4
+    made = [each.nbytes for each in graph.storages]
+    start = made.index(3 * packed)
+    # The rows; of a layer, queries, keys and values, the result of the heads, its projection.
+    assert made[start - 1 : start + 3] == [packed, 3 * packed, packed, packed]
+    assert made[-1] == WHOLE
