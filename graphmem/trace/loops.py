@@ -7,6 +7,8 @@ its tests name (`tests_of`), no number, string or known value, and no length if 
 one. So a loop that appends each loss to a list, or each token to a tensor, is reported as well. A
 `for` loop ends with its iterable, and a `while` loop that counts within `MOST` rounds. Several
 reads in one call are one round of the caller's loop, as in a training loop that evaluates.
+A loop of a library counts where it reads by itself, as a solver's does that halves its step until
+an error is small; trainers leave that to their functions.
 A distribution draws until each number is accepted (torch/distributions/von_mises.py), which takes
 some 20 rounds on a card; its loop is reported after `ROUNDS`. So is a `while_loop` in compiled
 code, whose wrapper reads its condition in each round (torch/_inductor/codegen/wrapper.py,
@@ -78,13 +80,18 @@ class Loops:
             frames: the frames on the stack, innermost first.
 
         Raises:
-            InputError: a loop of the user's, or of a distribution, has run too many rounds.
+            InputError: a loop of the user's, of a library that reads in it, or of a distribution,
+                has run too many rounds.
         """
         if sys.gettrace() is not None:  # a debugger: people step through, and change things
             return
         call: _Visits | None = None
+        is_reading = True
         for frame in frames:
-            if not (_is_distribution(frame) or _is_user(frame) or _is_compiled(frame)):
+            is_library = _is_library(frame)
+            counts = is_library and is_reading
+            is_reading = is_reading and not (is_library or _is_user(frame))
+            if not (counts or _is_distribution(frame) or _is_user(frame) or _is_compiled(frame)):
                 continue
             visits = frame.f_trace
             if not isinstance(visits, _Visits):
@@ -162,6 +169,10 @@ class Loops:
 
 def _is_user(frame: FrameType) -> bool:
     return origin_of(frame.f_code.co_filename) is Origin.USER
+
+
+def _is_library(frame: FrameType) -> bool:
+    return origin_of(frame.f_code.co_filename) is Origin.LIBRARY
 
 
 def _is_compiled(frame: FrameType) -> bool:

@@ -433,6 +433,42 @@ def build():
         graphmem.analyze("model.py")
 
 
+SOLVER = """
+import torch
+
+def solve(x, step=1.0):
+    while True:
+        y, error = x + step, (x * step).abs().max().item()
+        step = step * torch.ones((), device=x.device)
+        if error < 1.0:
+            return y
+"""
+
+
+def test_a_solver_of_a_library_that_never_accepts_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "solver_of_a_library.py").write_text(SOLVER)
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(
+        """
+import torch, graphmem
+from solver_of_a_library import solve
+
+def build():
+    net = torch.nn.Linear(8, 8).cuda()
+    return graphmem.TrainingStep(model=net, step=lambda: solve(net(torch.ones(4, 8).cuda())))
+"""
+    )
+    with pytest.raises(EndlessLoopError, match=r"solver_of_a_library.py:\d+, called from"):
+        graphmem.analyze("model.py", steps=1)
+    assume = ("solver_of_a_library.py:6=0.5",)
+    assert graphmem.analyze("model.py", steps=1, assume=assume).peak.allocated
+
+
 def test_a_distribution_that_draws_without_end_names_the_users_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
