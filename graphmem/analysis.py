@@ -206,7 +206,7 @@ def analysis_of(step: TracedStep) -> Analysis:
     from graphmem.record.step import Section
     from graphmem.report.build import build_report
     from graphmem.report.collector import with_collector
-    from graphmem.report.growth import growth_in_words
+    from graphmem.report.growth import with_growth
     from graphmem.report.memory import memory_info
     from graphmem.report.schema import GROWTH
 
@@ -214,13 +214,13 @@ def analysis_of(step: TracedStep) -> Analysis:
     annotations = run_passes(graph, runtime)
     timeline, memory = timeline_of(step, annotations), None
     if observed is not None and observed.tape is None and observed.memory is None:
-        sections = observed.sections
-        annotations |= {name: Section(lines) for name, lines in sections.items()}
+        annotations |= {name: Section(lines) for name, lines in observed.sections.items()}
     else:
         tape = None if observed is None else observed.tape
         memory = None if observed is None else observed.memory
         memory = memory or memory_info(runtime, graph, annotations, timeline, tape)
-        annotations[GROWTH] = Section(growth_in_words(graph, timeline.block_bytes))
+        memory, growth = with_growth(memory, graph, timeline.block_bytes)
+        annotations[GROWTH] = Section(growth)
         if observed is not None:
             step = replace(step, observed=replace(observed, memory=memory))
     report = build_report(step, annotations, timeline, memory)

@@ -231,7 +231,9 @@ class VirtualGpu:
         ran_out = isinstance(failure, OutOfMemoryError)
         if failure is not None and not ran_out and not _is_an_end(failure):
             return None
-        return verdict_of(self._simulator, ran_out=ran_out, grows=self._session.observer.grows)
+        return verdict_of(
+            self._simulator, ran_out=ran_out, grows_by=self._session.observer.grows_by
+        )
 
     def report(self) -> Report:
         """The report so far, as `graphmem.analyze` would make it."""

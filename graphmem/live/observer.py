@@ -53,9 +53,9 @@ class Observer:
         self._fragmentation = FragmentationWatch(graph, self._holders_of, self._reason_now)
 
     @property
-    def grows(self) -> bool:
-        """Whether the program leaks."""
-        return bool(self._leaks.leaks)
+    def grows_by(self) -> int:
+        """The bytes that leaks add in each iteration."""
+        return sum(leak.bytes_each for leak in self._leaks.leaks)
 
     def sections(self) -> dict[str, list[str]]:
         """The observations, as lines of the report by heading."""

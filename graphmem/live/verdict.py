@@ -16,13 +16,13 @@ from graphmem.report.schema import OnCard, Refusal
 from graphmem.simulate import Timeline
 
 
-def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows: bool) -> OnCard:
+def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows_by: int) -> OnCard:
     """The verdict of the card.
 
     Args:
         simulator: knows the machine, what the program did and what was refused.
         ran_out: whether a refused request ended it.
-        grows: whether it keeps more in every iteration, so that any card fills up.
+        grows_by: the bytes that it keeps of every iteration, so that any card fills up.
     """
     timeline = simulator.timeline()
     runtime, graph = simulator.runtime, simulator.recorder.graph
@@ -35,7 +35,7 @@ def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows: bool) -> OnC
     less = context.most_bytes - context.estimate_bytes + runtime.gpu.memory_spread_bytes
     return OnCard(
         fits=last is None,
-        within_estimate=-more <= margin < less and not (grows and ran_out),
+        within_estimate=-more <= margin < less and not (grows_by and ran_out),
         capacity=capacity,
         context=context.estimate_bytes,
         context_uncertainty=context.most_bytes - context.estimate_bytes,
@@ -48,6 +48,7 @@ def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows: bool) -> OnC
         cache_emptied=simulator.memory.allocator.num_alloc_retries,
         refused=None if last is None else _refusal(last, graph, timeline),
         late=simulator.memory.slow.most_late,
+        grows_by=grows_by,
     )
 
 

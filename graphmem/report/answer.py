@@ -11,7 +11,6 @@ from rich.text import Text
 from graphmem.compiled_code import GRAPHS_LEFT_OUT, PADDING
 from graphmem.report import collector_words
 from graphmem.report.advice_info import BatchInfo, ChangeInfo
-from graphmem.report.growth import bytes_each_of
 from graphmem.report.schema import GROWTH, OnCard, Peak, Refusal, Report
 from graphmem.torch_releases.assumed import above_the_kernels
 from graphmem.units import counted, format_both, format_bytes, format_exact
@@ -86,9 +85,8 @@ def _fits(report: Report, card: OnCard) -> Iterator[Text | Padding]:
     yield from _late(card)
     yield from _without(card)
     yield from _leaks(report)
-    leaked = bytes_each_of(_leaks_in_words(report))
-    if leaked:
-        left = counted(card.margin // leaked, "more iteration")
+    if card.grows_by:
+        left = counted(card.margin // card.grows_by, "more iteration")
         yield indented(f"if it goes on, memory runs out after about {left}")
 
 

@@ -8,21 +8,21 @@ each iteration holds those of one only.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from graphmem.graph import StepGraph, Storage
 from graphmem.report.largest import largest, most_common
+from graphmem.report.schema import MemoryInfo
 from graphmem.retention import Referrer, Retention, kept_of
 from graphmem.units import format_both, format_shape
 
 FEWEST_ITERATIONS = 3
 FEWEST_IF_BRIEF = 2
 _LARGEST = 3
-_EACH = " more every iteration"
-_BYTES_EACH = re.compile(rf"([\d,]+) bytes?\)?{_EACH}")
 _GRAPH = ", with the graph that autograd keeps for it"
 
 
@@ -47,8 +47,10 @@ class Leak:
     through_graph: bool
 
 
-def growth_in_words(graph: StepGraph, block_bytes: Mapping[int, int]) -> list[str]:
-    """The lines on what a traced step leaks.
+def with_growth(
+    memory: MemoryInfo, graph: StepGraph, block_bytes: Mapping[int, int]
+) -> tuple[MemoryInfo, list[str]]:
+    """What a traced step leaks: the section on the card with its bytes, and the report's lines.
 
     The last iteration does not count: the next one would replace what its variables hold.
     """
@@ -58,7 +60,9 @@ def growth_in_words(graph: StepGraph, block_bytes: Mapping[int, int]) -> list[st
     leaks = leaks_of(
         graph, kept, graph.retained, lambda each: block_bytes.get(each.id, 0), is_brief=True
     )
-    return list(lines_on(leaks, graph))
+    grows_by = sum(leak.bytes_each for leak in leaks)
+    on_card = replace(memory.on_card, grows_by=grows_by)
+    return replace(memory, on_card=on_card), list(lines_on(leaks, graph))
 
 
 def leaks_of(
@@ -130,7 +134,7 @@ def lines_on(leaks: Iterable[Leak], graph: StepGraph) -> Iterator[str]:
     for leak in leaks:
         holder = leak.holder or "nothing that has a name"
         yield (
-            f"{format_both(leak.bytes_each)}{_EACH}, {format_both(leak.total)} after "
+            f"{format_both(leak.bytes_each)} more every iteration, {format_both(leak.total)} after "
             f"{leak.iterations} iterations: held by {holder}"
             f"{_GRAPH if leak.through_graph else ''}"
         )
@@ -138,12 +142,6 @@ def lines_on(leaks: Iterable[Leak], graph: StepGraph) -> Iterator[str]:
         yield from (f"  {line}" for line in most_common(lines, _LARGEST))
         if leak.iterations == FEWEST_IF_BRIEF:  # a buffer that is not full yet looks the same
             yield "  only more iterations can show whether it goes on"
-
-
-def bytes_each_of(lines: Iterable[str]) -> int:
-    """The bytes that leaks add in each iteration, by the report's lines on them."""
-    found = filter(None, map(_BYTES_EACH.search, lines))
-    return sum(int(each[1].replace(",", "")) for each in found)
 
 
 def _line(storage: Storage, graph: StepGraph) -> str:

@@ -168,6 +168,7 @@ class OnCard(msgspec.Struct, frozen=True):
         did_without: how many workspaces of cuDNN's convolutions could not be allocated.
         late: the most bytes at a time that the program freed while another stream might still use
             them: a card that is slow to get there keeps them reserved.
+        grows_by: the bytes that leaks add in each iteration.
     """
 
     fits: bool
@@ -185,6 +186,7 @@ class OnCard(msgspec.Struct, frozen=True):
     context_spread: int = 0
     did_without: int = 0
     late: int = 0
+    grows_by: int = 0
 
 
 class MemoryInfo(msgspec.Struct, frozen=True):

@@ -43,6 +43,14 @@ def run_in_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 @cache
+def is_pure(func: Any) -> bool:
+    """Whether an operation is a composite on every device, and has no derivative of its own."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    kernels = [has_kernel(func.name(), key) for key in ("CPU", "CUDA", "CompositeExplicitAutograd")]
+    return has_kernel(func.name(), _KEYS[-1].name) and not any(kernels)
+
+
+@cache
 def _key_of(name: str) -> Any:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return next(key for key in _KEYS if has_kernel(name, key.name))

@@ -34,7 +34,6 @@ _AT_INDICES = frozenset(
         aten._unsafe_index_put.default,
     }
 )
-_OWN_KERNEL = torch._C.DispatchKey.CompositeExplicitAutograd
 _WRITES = frozenset({aten.index_put_.default, aten._index_put_impl_.default})
 
 
@@ -197,7 +196,7 @@ class DataDependentMode(SizesByDataMode):
         on_host = lengths_on_host(lengths, longest, "the lengths of packed sequences", self)
         lengths = constructors.tensor(on_host, dtype=torch.int64, device="cpu")
         with self:  # a copy of the steps of each length, then all in one (PackedSequence.cpp)
-            return func._op_dk(_OWN_KERNEL, padded, lengths, batch_first)
+            return run_in_parts(func, (padded, lengths, batch_first), {})
 
     def _ctc_loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """`ctc_loss_tensor` (native/LossCTC.cpp), which reads the lengths.

@@ -10,22 +10,21 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem import constructors
 from graphmem.caller import Belongings
 from graphmem.graph import Op, OwnerKind
-from graphmem.trace import overwritten
+from graphmem.trace import overwritten, proxies
 from graphmem.trace.autocast import AutocastRegions
-from graphmem.trace.composites import IN_PARTS, run_in_parts
+from graphmem.trace.composites import IN_PARTS, is_pure, run_in_parts
 from graphmem.trace.higher_order import run_without_modes
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
 from graphmem.trace.location import Location
@@ -57,8 +56,6 @@ _KERNELS_ON_CARD = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
 )
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
-"""The mode of `make_fx`, which is below those of a program wherever it was entered."""
 _OF_VIRTUAL_GPU = (aten.scaled_dot_product_attention.default, *FAST_PATHS)
 _PROFILER = (
     torch.ops.profiler._record_function_enter_new.default,
@@ -176,10 +173,8 @@ class TraceMode(TorchDispatchMode):
             return NotImplemented  # the tensors inside come here once unwrapped
         if self._recorder.overwritten:
             overwritten.check(self._recorder, func, tensors_of((args, *kwargs.values())))
-        proxies = torch._C._get_dispatch_mode(_PROXY)
-        if proxies is not None:
-            with disable_proxy_modes_tracing(), self:  # `make_fx` notes it, then runs it here
-                return proxies.__torch_dispatch__(func, types, args, kwargs)
+        if proxies.is_noting():
+            return proxies.noted(self, func, types, args, kwargs)
         with self._one_at_a_time:
             self.numbers.go_on()
             return self._handlers[func](func, types, args, kwargs)
@@ -196,7 +191,7 @@ class TraceMode(TorchDispatchMode):
     def _composite(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if _is_inference(args):
             return self._decompose(func, types, args, kwargs)
-        if _has_no_kernel(func):
+        if is_pure(func):
             with self:  # below the keys that the call has passed, unlike an inference tensor's
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         return self._run(func, types, args, kwargs)
@@ -385,14 +380,6 @@ def _caller() -> FrameType:
 
 
 DEVICE = torch.ops.prim.device.default
-
-
-@cache
-def _has_no_kernel(func: Any) -> bool:
-    """Whether an operation is a pure composite on every device."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    kernels = [has_kernel(func.name(), key) for key in ("CPU", "CUDA", "CompositeExplicitAutograd")]
-    return has_kernel(func.name(), _COMPOSITE.name) and not any(kernels)
 
 
 def _run_unrecorded(func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:

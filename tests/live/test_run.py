@@ -401,7 +401,9 @@ class TestFindings:
         done = run("--gpu", "t4", SCRIPTS / "leaking.py")
 
         each = 4 * (128 * 256 + 128 * 1024 + 128 * 256) + 512  # as above
-        left = report_of(output)["ran"]["margin"] // each
+        card = report_of(output)["ran"]
+        left = card["margin"] // each
+        assert card["grows_by"] == each
         assert (
             f"  if it goes on, memory runs out after about {left:,} more iterations\n"
             in done.stderr
