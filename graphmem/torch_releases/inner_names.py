@@ -55,6 +55,7 @@ INNER_NAMES = (
         "Python functions",
         _BACKWARD,
     ),
+    Names("torch._C", "_get_dispatch_mode _TorchDispatchModeKey", "make_fx", "a program's make_fx"),
     Names("torch.autograd.graph", "disable_saved_tensors_hooks", "torch.func", "torch.func"),
     Names(
         "torch.autograd.graph.saved_tensors_hooks",
@@ -290,6 +291,7 @@ INNER_NAMES = (
         "checkpoints that are saved while training goes on",
         _RANKS,
     ),
+    Names("torch.cuda._pin_memory_utils", "pin_memory", "async_save in pinned memory", _RANKS),
     Names("torch.distributed", "TCPStore", "stores that a script makes", _RANKS),
     Names("torch.distributed", "FileStore", "stores that a script makes", _RANKS),
     Names("torch.distributed.rpc", "init_rpc", "refusing remote calls", _RANKS),
