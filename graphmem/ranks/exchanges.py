@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from graphmem import constructors
 from graphmem.ranks.mail import Left, Mail, write
 from graphmem.ranks.messages import Numbers
+from graphmem.ranks.sizes import listed
 
 MOST = 4096
 
@@ -123,7 +124,8 @@ def _all_gather_single(left: Left, output: torch.Tensor, sent: Any, opts: Any = 
 def _all_to_all(
     left: Left, output: torch.Tensor, sent: torch.Tensor, *splits: Any, **more: Any
 ) -> None:
-    values = None if any(splits[:2]) else _values(left)  # how others split theirs is not known
+    are_split = any(map(listed, splits[:2]))
+    values = None if are_split else _values(left)  # how others split theirs is not known
     if values is not None and sent.numel() % len(values) == 0:  # else NCCL leaves the rest
         part = sent.numel() // len(values)
         first = left.ranks.index(left.own) * part

@@ -333,12 +333,13 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> DoneWork:
         """Give each rank a part of what each sends."""
-        if output_splits or input_splits:
-            sizes.check_split(sent, input_splits or (), self._size)
-            sizes.check_split(output, output_splits or (), self._size)
+        received, given = sizes.listed(output_splits), sizes.listed(input_splits)
+        if received or given:
+            sizes.check_split(sent, given, self._size)
+            sizes.check_split(output, received, self._size)
         if output.shape == sent.shape:
             copy(output, sent)
-        if len(set(output_splits or ())) > 1 and not self._mail.began_beside(self):
+        if len(set(received)) > 1 and not self._mail.began_beside(self):
             self._guessed()
         return self._begun([output], [sent, output])
 

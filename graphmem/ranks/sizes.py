@@ -8,7 +8,7 @@ outside the group is an invalid argument (`ArgsCheck`, NCCL's misc/argcheck.cc).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,11 @@ def check_scattered(output: torch.Tensor, sent: torch.Tensor, size: int) -> None
         raise TypeError("input tensor must be the same type as the output tensor.")
     if sent.numel() != output.numel() * size:
         raise ValueError("input tensor must be the same size as output size times world size")
+
+
+def listed(splits: Iterable[Any] | None) -> list[int]:
+    """Split sizes as C++ takes them: of a list, a tuple or a NumPy array."""
+    return [] if splits is None else [int(each) for each in splits]
 
 
 def check_split(tensor: torch.Tensor, parts: Sequence[int], size: int) -> None:

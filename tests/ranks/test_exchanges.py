@@ -134,7 +134,7 @@ def test_a_rank_that_is_killed_is_told_by_its_signal(together: Together) -> None
 UNEQUAL = """sent = torch.tensor([1, 3] if rank == 0 else [2, 4], device='cuda')
 received = torch.empty_like(sent)
 dist.all_to_all_single(received, sent)
-sizes = received.tolist(), sent.tolist()
+sizes = received.cpu().numpy(), sent.tolist()  # Megatron's are NumPy's
 parts = torch.empty(sum(sizes[0]), device='cuda')
 dist.all_to_all_single(parts, torch.ones(sum(sizes[1]), device='cuda'), *sizes)
 print(len(parts))
