@@ -56,9 +56,11 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         device_types: the devices of the backends that the program asked for; NCCL's has no CPU.
             Objects are sent as a tensor on one of them (`_get_object_coll_device`).
         byte_of_barrier: what the last barrier left on the card; one for all groups.
+        kept_own: called when another rank broadcasts numbers, and this one keeps its own.
     """
 
     byte_of_barrier: torch.Tensor | None = None
+    kept_own: Callable[[], object]
 
     def __init__(
         self,
@@ -185,7 +187,10 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> DoneWork:
         """Give every rank what one sends."""
-        sizes.check_rank("Broadcast", getattr(opts, "rootRank", 0), self._size)
+        root = getattr(opts, "rootRank", 0)
+        sizes.check_rank("Broadcast", root, self._size)
+        if root != self._rank and any(map(is_read, tensors)) and not self._mail.began_beside(self):
+            self.kept_own()
         return self._begun(tensors, list(tensors))
 
     def barrier(self, opts: Any = None) -> DoneWork:

@@ -15,7 +15,7 @@ import torch.distributed
 from torch.distributed import c10d_logger, device_mesh, distributed_c10d
 
 from graphmem.ranks.group import LoneGroup
-from graphmem.ranks.journal import Journal
+from graphmem.ranks.journal import Journal, called
 from graphmem.ranks.mail import Mail
 from graphmem.ranks.noted import NotedGroup
 from graphmem.ranks.stores import LoneFileStore, LoneStore, LoneTcpStore
@@ -113,9 +113,21 @@ def _make_group(
     )
     made = LoneGroup if not journal.is_open or size == 1 else NotedGroup
     group = made(rank, size, mail, card, unwaited, joined, guessed)
+    group.kept_own = partial(_kept_own, recorder, journal)
     if isinstance(group, NotedGroup):
         group.journal = journal
     return group
+
+
+def _kept_own(recorder: Recorder, journal: Journal) -> None:
+    is_programs = called() == "broadcast"  # wrappers compare themselves by one of their own
+    if is_programs and not (journal.arrives or journal.exchanges_weights):
+        recorder.assume(
+            "numbers that another rank broadcasts",
+            "this rank's own",
+            "that one does not run beside this one; with --rank all, up to 8 ranks tell each other",
+            journal.place(),
+        )
 
 
 def _nothing() -> None:

@@ -129,6 +129,15 @@ class Journal:
         """Whether collectives are noted."""
         return self._folder is not None
 
+    @property
+    def exchanges_weights(self) -> bool:
+        """Whether what is exchanged now are weights, which no program goes by."""
+        return self._are_weights
+
+    def place(self) -> Source | None:
+        """The user's line, and a package's."""
+        return self._place()
+
     def group(self, ranks: Sequence[int]) -> Group:
         """Name a new group alike on all of its ranks."""
         key = tuple(sorted(ranks))
@@ -179,7 +188,7 @@ class Journal:
         sequence = self._sequence(group, device)
         if not self.arrives:
             self._note_values(sequence, given)
-        self._append(sequence, Kind(operation, alike, words, _called() or operation, self._line()))
+        self._append(sequence, Kind(operation, alike, words, called() or operation, self._line()))
 
     def note_message(self, group: Group, tensor: torch.Tensor, way: tuple[int, ...]) -> None:
         """Note a message that this rank sends or receives.
@@ -194,7 +203,7 @@ class Journal:
         is_sent = way[0] == self._world.rank
         other = f"to rank {way[1]}" if is_sent else f"from rank {way[0]}"
         words, name = f"{_in_words(tensor)} {other}", "send" if is_sent else "recv"
-        kind = Kind("message", str(tensor.numel()), words, _called() or name, self._line())
+        kind = Kind("message", str(tensor.numel()), words, called() or name, self._line())
         self._append(self._sequence(group, tensor.device.type, way), kind)
 
     def _sequence(self, group: Group, device: str, way: tuple[int, ...] = ()) -> OfGroup:
@@ -254,7 +263,7 @@ def _in_words(tensor: torch.Tensor) -> str:
     return f"{DTYPE_NAMES[tensor.dtype]}[{sizes}]"
 
 
-def _called() -> str | None:
+def called() -> str | None:
     """The function of `torch.distributed` that the program called, if it is on the stack."""
     frame: Any = sys._getframe(1)
     found = None

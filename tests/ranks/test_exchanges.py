@@ -183,3 +183,35 @@ def test_experts_receive_what_other_ranks_send(
             found == allocations(json.loads(gzip.decompress(recorded.read_bytes())))[: len(found)]
         )
         assert len(found) > 700
+
+
+BROADCAST = """count = torch.tensor([5 if rank == 0 else -1], device="cuda")
+dist.broadcast(count, src=0)
+torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(4).cuda())
+name = ["of rank 0" if rank == 0 else None]
+dist.broadcast_object_list(name, src=0)
+print(count.item(), *name)
+"""
+
+
+@pytest.mark.parametrize(("rank", "count"), [("0", "5"), ("1", "-1")])
+def test_a_rank_alone_says_that_it_keeps_what_another_would_broadcast(
+    run_graphmem: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    rank: str,
+    count: str,
+) -> None:
+    """Neither what DDP compares nor an object, which really comes, is such a number."""
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    script = tmp_path / "broadcast.py"
+    script.write_text(HEAD + BROADCAST)
+
+    done = run_graphmem("run", "--nproc-per-node", "2", "--rank", rank, str(script))
+
+    assert done.stdout.split() == [count, "of", "rank", "0"]
+    told = " ".join(done.stderr.split()).count(
+        "numbers that another rank broadcasts: this rank's own"
+    )
+    assert told == (rank == "1")
