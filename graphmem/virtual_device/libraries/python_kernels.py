@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._library.custom_ops import OPDEFS
 
-_LIBRARIES = frozenset({"bitsandbytes", "flash_attn", "_c10d_functional", "_dtensor"})
+_LIBRARIES = frozenset({"bitsandbytes", "flash_attn", "quanto", "_c10d_functional", "_dtensor"})
 _BY_RULE = frozenset({"flash_attn_3"})
 """Libraries with compiled kernels, whose allocations the pass `kernel_memory` has rules for."""
 _KEYS = (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CompositeExplicitAutograd)
