@@ -21,6 +21,9 @@ indices and values, which die with it. Graph networks need:
     number (SparseTensorUtils.cpp, `flatten_indices`), and are not kept;
 (8) `sparse_mask` of a coalesced tensor, the derivative of a sparse tensor's values: its indices are
     hashed and looked up (sparse/SparseBinaryOpIntersectionCommon.h).
+(9) `to_sparse` of a dense tensor, which looks for what is not zero (sparse/SparseTensor.cpp,
+    `dense_to_sparse`); how much is not is known if its values are, otherwise all is assumed to be,
+    the bound. `to_dense` adds to zeros (`sparse_to_dense`).
 
 Where a kernel is made of tensors' operations, as in (7) and (8), they run here one by one, and the
 operation itself allocates nothing more.
@@ -71,6 +74,9 @@ class SparseMode(SpecialOperatorsMode):
             aten.add.Tensor: self._add_sparse,
             aten._coalesce.default: self._coalesce,
             aten.sparse_mask.default: self._mask,
+            aten._to_sparse.default: self._to_sparse,
+            aten._to_sparse.sparse_dim: self._to_sparse,
+            aten._to_dense.default: self._to_dense,
         }
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -258,6 +264,30 @@ class SparseMode(SpecialOperatorsMode):
             shape = (indices.shape[1], *values.shape[1:])
             made = (indices.clone(), values.new_empty(shape))
         return self._of_parts(made, mask.shape, has_sums=mask.is_coalesced())
+
+    def _to_sparse(
+        self, dense: torch.Tensor, sparse_dim: int | None = None, **options: Any
+    ) -> FakeTensor | None:
+        """Clause (9), of all dimensions."""
+        is_whole = sparse_dim in (None, dense.dim()) and dense.dim() and not any(options.values())
+        if dense.layout is not torch.strided or not is_whole or not isinstance(dense, FakeTensor):
+            return None
+        if dense.fake_device.type == "cpu":
+            return None
+        with self:
+            indices = dense.nonzero().transpose(0, 1).clone()
+            values = dense[tuple(indices)].clone()
+        return self._of_parts((indices, values), dense.shape, has_sums=True)
+
+    def _to_dense(
+        self, matrix: torch.Tensor, dtype: torch.dtype | None = None, **options: Any
+    ) -> torch.Tensor | None:
+        if not _is_sparse_on_card(matrix) or dtype not in (None, matrix.dtype):
+            return None
+        with self:
+            dense = parts_of(matrix)[1].new_zeros(matrix.shape)
+            self._add_sparse_in_place(dense, matrix)
+        return dense
 
     def _of_parts(self, made: Parts, shape: Sequence[int], *, has_sums: bool) -> FakeTensor:
         indices: Any

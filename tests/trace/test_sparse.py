@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from graphmem.live.gpu import VirtualGpu
-from graphmem.torch_releases import installed_release
 from graphmem.trace.messages import SparseOperatorError
 from tests.support.sizes import CUBLAS_WORKSPACE, in_blocks
 
@@ -65,7 +64,6 @@ def test_a_copy_on_the_card_has_indices_and_values(virtual_gpu: Virtual) -> None
     assert gpu.allocated == 0
 
 
-@pytest.mark.skipif(installed_release() < (2, 13), reason="until 2.13 it had no meta kernel")
 def test_a_dense_copy(virtual_gpu: Virtual) -> None:
     gpu = virtual_gpu("t4")
     matrix = ring().to("cuda")
@@ -358,3 +356,24 @@ def test_a_layer_that_multiplies_by_a_matrix_of_trained_values(virtual_gpu: Virt
     torch.sparse.mm(matrix.coalesce(), torch.ones(NODES, 8, device="cuda")).sum().backward()
     values = matrix.grad_fn.next_functions[0][0].variable  # type: ignore[union-attr]
     assert values.grad.shape == (EDGES,)
+
+
+def test_a_dense_tensor_becomes_sparse_and_dense_again(virtual_gpu: Virtual) -> None:
+    """`dense_to_sparse`: indices, then values; copies of both are made of what it finds."""
+    gpu = virtual_gpu("t4")
+    host = torch.zeros(NODES, NODES)
+    host[:, :3] = 1
+    dense = host.cuda()
+    before = gpu.allocated
+    sparse = dense.to_sparse()
+
+    assert (sparse._nnz(), sparse.is_coalesced()) == (EDGES, True)
+    assert gpu.allocated == before + in_blocks(INDICES) + in_blocks(VALUES)
+    assert sparse.to_dense().shape == (NODES, NODES)
+
+
+def test_an_unknown_dense_tensor_has_no_zeros_when_it_becomes_sparse(virtual_gpu: Virtual) -> None:
+    virtual_gpu("t4")
+    scores = torch.nn.Linear(16, NODES).cuda()(torch.ones(4, 16, device="cuda"))
+    with torch.no_grad():
+        assert scores.to_sparse()._nnz() == 4 * NODES
