@@ -4,7 +4,8 @@ Time is counted in *ticks*: every operation, allocation and change of ownership 
 so any two of them are ordered. A storage is alive from its birth until its last owner releases it;
 nothing else determines its death.
 
-This module depends on no other: the tracer fills it, passes annotate it, the simulator reads it.
+This module depends on `nodes` alone: the tracer fills it, passes annotate it, the simulator reads
+it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch.fx
+from graphmem.nodes import Node, NodeList
 
+if TYPE_CHECKING:
     from graphmem.compiled_code import CompiledCode
     from graphmem.cycle_collector import Collection
     from graphmem.host_bytes import HostBytes
@@ -269,7 +270,7 @@ class Op:
 
     Attributes:
         index: its position in `StepGraph.ops`.
-        node: its `torch.fx` node; `node.meta["op"]` refers back to this.
+        node: its node; `node.call` refers back to this.
         target: the overload's name, such as `aten.addmm.default`.
         tick: when it began.
         phase: index into `StepGraph.phases`.
@@ -284,7 +285,7 @@ class Op:
     """
 
     index: int
-    node: torch.fx.Node
+    node: Node
     target: str
     tick: int
     phase: int
@@ -292,8 +293,8 @@ class Op:
     source: Source | None
     autograd_node: str | None
     forward: int | None
-    outputs: list[TensorOut]
-    births: list[int]
+    outputs: tuple[TensorOut, ...]
+    births: tuple[int, ...]
     autocast: AutocastState = AutocastState.OFF
 
 
@@ -337,8 +338,8 @@ class StepGraph:
     """The trace of one or more iterations.
 
     Attributes:
-        fx: the operations in order; `node.meta` has a node's `op`, an input's or result's `tensor`.
         device: the device whose storages are counted.
+        nodes: the operations with their arguments, in order, after the inputs.
         autograd_nodes: in the order in which they ran.
         modules: the class of every module by its qualified name.
         calls: the line that calls each module, by its qualified name, in order of the first calls.
@@ -353,8 +354,8 @@ class StepGraph:
             trace; a program that runs is searched meanwhile (`graphmem.live.leaks`).
     """
 
-    fx: torch.fx.Graph
     device: str
+    nodes: NodeList = field(default_factory=NodeList)
     ops: list[Op] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)

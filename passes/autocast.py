@@ -25,10 +25,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-import torch.fx
-
-from graphmem.fx_nodes import op_of
 from graphmem.graph import AutocastState, Op, OwnerKind, PhaseName, StepGraph, Storage
+from graphmem.nodes import Node, Users
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 from graphmem.units import format_bytes
@@ -100,7 +98,9 @@ class AutocastFindings:
 
 def find_autocast(graph: StepGraph, runtime: Runtime, annotations: Annotations) -> AutocastFindings:
     """Find the policy of every operation and every cast, and sum them up."""
-    casts = tuple(_cast(op, graph) for op in graph.ops if _is_cast(op))
+    made = [op for op in graph.ops if _is_cast(op)]
+    users = graph.nodes.users() if made else {}
+    casts = tuple(_cast(op, graph, users) for op in made)
     last = _last_phase_with(casts, graph)
     of_last = [cast for cast in casts if graph.ops[cast.op].phase == last]
     return AutocastFindings(
@@ -135,12 +135,12 @@ def _is_cast(op: Op) -> bool:
     return op.autocast is AutocastState.CAST and bool(op.births)
 
 
-def _cast(op: Op, graph: StepGraph) -> Cast:
+def _cast(op: Op, graph: StepGraph, users: Users) -> Cast:
     storage = graph.storages[op.births[0]]
     cached = storage.owned_as(OwnerKind.AUTOCAST_CACHE)
     return Cast(
         op=op.index,
-        users=tuple(dict.fromkeys(user.index for user in _users(op.node, graph))),
+        users=tuple(dict.fromkeys(user.index for user in _users(op.node, graph, users))),
         dtype=storage.dtype,
         storage=storage.id,
         nbytes=storage.nbytes,
@@ -149,14 +149,14 @@ def _cast(op: Op, graph: StepGraph) -> Cast:
     )
 
 
-def _users(node: torch.fx.Node, graph: StepGraph) -> Iterator[Op]:
+def _users(node: Node, graph: StepGraph, users: Users) -> Iterator[Op]:
     """The forward operations that take a tensor or a view of it."""
-    for user in node.users:
-        op = op_of(user)
+    for user in users[node]:
+        op = user.call
         if op is not None and graph.phases[op.phase].name is PhaseName.BACKWARD:
             continue
         if op is None or op.target.startswith(_VIEWS):
-            yield from _users(user, graph)
+            yield from _users(user, graph, users)
         else:
             yield op
 

@@ -22,12 +22,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch.fx
-
 from graphmem.annotations import SAVED_TENSORS
-from graphmem.fx_nodes import op_of, tensor_of
 from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
 from graphmem.layer_ranges import fold, members
+from graphmem.nodes import Node, tensor_of
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 from graphmem.units import counted, format_bytes
@@ -159,9 +157,9 @@ def _inputs(ops: list[Op], indices: set[int]) -> set[int]:
     return found
 
 
-def _made_outside(node: torch.fx.Node, indices: set[int]) -> TensorOut | None:
-    made_by = op_of(node)
-    makers = map(op_of, node.all_input_nodes) if made_by is None else [made_by]
+def _made_outside(node: Node, indices: set[int]) -> TensorOut | None:
+    made_by = node.call
+    makers = [each.call for each in node.all_input_nodes] if made_by is None else [made_by]
     is_inside = any(op is not None and op.index in indices for op in makers)
     return None if is_inside else tensor_of(node)
 

@@ -19,12 +19,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch.fx
-
 from graphmem.annotations import SAVED_TENSORS
-from graphmem.fx_nodes import tensor_of
 from graphmem.graph import AutogradNode, Op, OwnerKind, PhaseName, StepGraph, TensorOut
 from graphmem.layer_ranges import fold, members
+from graphmem.nodes import Node, tensor_of
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 from graphmem.units import format_bytes
@@ -188,9 +186,9 @@ def _listed(fields: Iterable[str]) -> str:
 
 def _tensors_of(op: Op) -> Iterator[tuple[str, TensorOut]]:
     """An operation's arguments and results, by their names in its derivative formula."""
-    schema = op.node.target._schema  # type: ignore[union-attr]
+    schema = op.node.target._schema
     for argument, value in zip(schema.arguments, op.node.args, strict=False):
-        if isinstance(value, torch.fx.Node):
+        if isinstance(value, Node):
             described = tensor_of(value)
             if described is not None:
                 yield argument.name, described

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.fx
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +28,7 @@ from graphmem.torch_releases.differences import CUB_IS_OF_CUDA_13
 from tests.support.places import ROOT
 
 RUNTIME = Runtime(find_gpu("a100"), "2.13.0")
-EMPTY = StepGraph(fx=torch.fx.Graph(), device="cuda:0")
+EMPTY = StepGraph(device="cuda:0")
 
 
 def a_pass(provides: str, *requires: str) -> Pass:

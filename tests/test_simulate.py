@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.fx
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +14,7 @@ from tests.support.sizes import MIB
 
 
 def graph_of(*storages: Storage) -> StepGraph:
-    return StepGraph(fx=torch.fx.Graph(), device="cuda:0", storages=list(storages))
+    return StepGraph(device="cuda:0", storages=list(storages))
 
 
 def storage(
@@ -84,10 +83,10 @@ class TestPrograms:
 
     def graph(self) -> StepGraph:
         graph = graph_of(self.FIRST, self.SECOND)
-        node = graph.fx.create_node("call_function", torch.ops.aten.sum.default)
-        out = [TensorOut((MIB,), "uint8", each.id) for each in graph.storages]
+        node = graph.nodes.write(torch.ops.aten.sum.default, ())
+        out = tuple(TensorOut((MIB,), "uint8", each.id) for each in graph.storages)
         graph.ops.append(
-            Op(0, node, "aten.sum.default", 1, 0, "", None, None, None, out, births=[0, 1])
+            Op(0, node, "aten.sum.default", 1, 0, "", None, None, None, out, births=(0, 1))
         )
         return graph
 

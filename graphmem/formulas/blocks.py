@@ -17,13 +17,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING
 
-from graphmem.fx_nodes import op_of, tensor_of
 from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
-
-if TYPE_CHECKING:
-    import torch.fx
+from graphmem.nodes import Node, Users, tensor_of
 
 _CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})
 _PRODUCTS = ("aten.bmm.", "aten.baddbmm.")
@@ -112,13 +108,12 @@ def last_forward(graph: StepGraph) -> list[Op]:
 
 def operand(op: Op, position: int) -> TensorOut | None:
     """The tensor argument of an operation at a position."""
-    from torch.fx import Node
-
     node = op.node.args[position] if position < len(op.node.args) else None
     return tensor_of(node) if isinstance(node, Node) else None
 
 
 def _attention(graph: StepGraph) -> Iterator[Attention]:
+    users = graph.nodes.users()
     for op in last_forward(graph):
         if op.target.startswith("aten._scaled_dot_product_"):
             queries, keys = operand(op, 0), operand(op, 1)
@@ -127,21 +122,21 @@ def _attention(graph: StepGraph) -> Iterator[Attention]:
         elif op.target.startswith(("aten._softmax", "aten._safe_softmax")):
             shape = op.outputs[0].shape
             over_last = op.node.args[1] in (-1, len(shape) - 1)
-            if len(shape) in (3, 4) and over_last and _goes_into_product(op.node):
+            if len(shape) in (3, 4) and over_last and _goes_into_product(op.node, users):
                 yield Attention(op, shape, fused=False)
 
 
-def _goes_into_product(node: torch.fx.Node) -> bool:
+def _goes_into_product(node: Node, users: Users) -> bool:
     """Whether a batched product uses a tensor, possibly after casts, views and dropout."""
     seen, waiting = set[object](), [node]
     while waiting:
         each = waiting.pop()
-        op = op_of(each)
+        op = each.call
         if op is not None and op.target.startswith(_PRODUCTS):
             return True
         if each is node or op is None or op.target.startswith(_PASSING):
-            waiting += [user for user in each.users if user not in seen]
-            seen.update(each.users)
+            waiting += [user for user in users[each] if user not in seen]
+            seen.update(users[each])
     return False
 
 

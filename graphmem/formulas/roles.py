@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphmem.annotations import SAVED_TENSORS
 from graphmem.formulas.blocks import ModelBlocks
 from graphmem.graph import Category, Op, StepGraph, Storage
+from graphmem.nodes import Node
 from graphmem.report.categories import CATEGORY_NAMES
 
 if TYPE_CHECKING:
-    import torch.fx
-
     from graphmem.pipeline import Annotations
 
 
@@ -213,8 +212,8 @@ def _of_elementwise(name: str, field: str) -> SavedRole:
 
 def _made_by(node: object) -> Op | None:
     """The operation that made an argument, also if it is one of several results."""
-    while node is not None and "op" not in getattr(node, "meta", {}):
-        inputs = getattr(node, "args", ())
-        node = inputs[0] if inputs else None
-    fx: torch.fx.Node | None = node  # type: ignore[assignment]
-    return None if fx is None else fx.meta["op"]
+    while isinstance(node, Node):
+        if node.call is not None:
+            return node.call
+        node = node.args[0] if node.args else None
+    return None

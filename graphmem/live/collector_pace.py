@@ -3,7 +3,7 @@
 The collector looks at young objects once so many more were made than deleted (`_PyObject_GC_Link`
 in CPython's Modules/gcmodule.c), and at all of them once those that survived are a quarter of the
 old ones (`gc_collect_generations`). A step of training on a card hardly ever gets there, because it
-deletes what it makes. To record an operation leaves some twenty objects, with which the collector
+deletes what it makes. To record an operation leaves several objects, with which the collector
 would come every thirty operations. So:
 
 (1) While an operation is recorded, the collector waits; afterwards the threshold is raised by as

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.fx import Node
+
+from graphmem.nodes import Node
 
 _SMALLEST, _BEYOND = -(1 << 63), 1 << 64  # the integers of msgpack
 _TORCH_KINDS: Mapping[str, type] = {

@@ -8,9 +8,6 @@ from dataclasses import astuple
 from itertools import chain, pairwise
 from typing import Any, TypeVar
 
-import torch.fx
-from torch.fx import Node
-
 from graphmem.cycle_collector import Collection
 from graphmem.gpus import find_gpu
 from graphmem.graph import (
@@ -29,6 +26,7 @@ from graphmem.graph import (
     Storage,
     TensorOut,
 )
+from graphmem.nodes import Node, NodeList
 from graphmem.record import rows
 from graphmem.record.arguments import decoded
 from graphmem.record.observations import observed_of
@@ -69,7 +67,6 @@ class _Reader:
     def graph(self) -> StepGraph:
         tables = self._tables
         graph = StepGraph(
-            fx=torch.fx.Graph(),
             device=tables.device,
             storages=[self.storage(*each) for each in enumerate(tables.storages)],
             phases=[
@@ -95,7 +92,7 @@ class _Reader:
             end=tables.end,
         )
         graph.retained = dict(map(self._retention, tables.retained))
-        graph.ops = self._ops(graph.fx)
+        graph.ops = self._ops(graph.nodes)
         graph.autograd_nodes = [self._autograd(each, graph) for each in tables.autograd_nodes]
         _check(graph)
         return graph
@@ -130,21 +127,25 @@ class _Reader:
     def _name(self, index: int) -> str:
         return _at(self._tables.names, index)
 
-    def _ops(self, fx: torch.fx.Graph) -> list[Op]:
-        """Read the operations, and create their nodes in `fx`."""
+    def _ops(self, written: NodeList) -> list[Op]:
+        """Read the operations, and write their nodes."""
         operators = [operator_named(each.name, each.schema) for each in self._tables.operators]
         nodes: list[Node] = []
+        names: set[str] = set()
         of_op: dict[int, Node] = {}
         for row in self._tables.nodes:
             target: Any = operator.getitem
             if row.op is not None:
                 target = _at(operators, _at(self._tables.ops, row.op).target)
-            node = _new_node(fx, row, target)
+            if row.name in names:
+                raise ValueError(f"two nodes named {row.name!r}")
+            names.add(row.name)
+            node = _new_node(written, row, target)
             if node.op != "placeholder":
                 node.args = tuple(decoded(arg, nodes) for arg in row.args)
                 node.kwargs = {key: decoded(arg, nodes) for key, arg in row.kwargs.items()}
             if row.tensor is not None:
-                node.meta["tensor"] = self._tensor(row.tensor)
+                node.tensor = self._tensor(row.tensor)
             if row.op is not None and of_op.setdefault(row.op, node) is not node:
                 raise ValueError("two nodes of one operation")
             nodes.append(node)
@@ -163,8 +164,8 @@ class _Reader:
             source=self._source(row.source),
             autograd_node=None if row.autograd_node is None else self._name(row.autograd_node),
             forward=row.forward,
-            outputs=[self._tensor(each) for each in row.outputs],
-            births=row.births,
+            outputs=tuple(map(self._tensor, row.outputs)),
+            births=tuple(row.births),
             autocast=AutocastState(row.autocast),
         )
         _at(self._tables.phases, op.phase)
@@ -172,7 +173,7 @@ class _Reader:
             _at(self._tables.ops, op.forward)
         for born in op.births:
             _at(self._tables.storages, born)
-        node.meta["op"] = op
+        node.call = op
         return op
 
     def _tensor(self, row: rows.TensorRow) -> TensorOut:
@@ -204,14 +205,10 @@ class _Reader:
         return SavedTensor(row.field, tensor, owner)
 
 
-def _new_node(fx: torch.fx.Graph, row: rows.NodeRow, target: Any) -> Node:
+def _new_node(written: NodeList, row: rows.NodeRow, target: Any) -> Node:
     if row.op is None and not row.args:
-        node = fx.placeholder(row.name)
-    else:
-        node = fx.create_node("call_function", target, name=row.name)
-    if node.name != row.name:
-        raise ValueError(f"two nodes named {row.name!r}")
-    return node
+        return written.input(row.name)
+    return written.write_named(row.name, target)
 
 
 def _at(items: Sequence[Item], index: int) -> Item:

@@ -85,7 +85,7 @@ class OpRow(Row):
 
 
 class NodeRow(Row):
-    """One node of the fx graph: an operation, a selection of one of several results, or an input.
+    """One node of the graph: an operation, a selection of one of several results, or an input.
 
     `args` and `kwargs` are encoded by record/arguments.py; without `op`, a node with arguments is a
     selection, `(node, position)`.

@@ -6,8 +6,6 @@ from collections.abc import Hashable
 from dataclasses import astuple
 from typing import Any, Generic, TypeVar
 
-from torch.fx import Node
-
 from graphmem.gpus import label_of
 from graphmem.graph import (
     Assumption,
@@ -21,6 +19,7 @@ from graphmem.graph import (
     Storage,
     TensorOut,
 )
+from graphmem.nodes import Node
 from graphmem.record import rows
 from graphmem.record.arguments import encoded
 from graphmem.record.observations import observed_table
@@ -146,23 +145,22 @@ class _Writer:
             self._names.optional(op.autograd_node),
             op.forward,
             [tensor_row(each) for each in op.outputs],
-            op.births,
+            list(op.births),
             op.autocast,
         )
 
     def _nodes(self) -> list[rows.NodeRow]:
-        position: dict[Node, int] = {node: index for index, node in enumerate(self._graph.fx.nodes)}
+        position: dict[Node, int] = {node: index for index, node in enumerate(self._graph.nodes)}
         return [self._node(node, position) for node in position]
 
     def _node(self, node: Node, position: dict[Node, int]) -> rows.NodeRow:
-        op: Op | None = node.meta.get("op")
-        tensor: TensorOut | None = node.meta.get("tensor")
+        op = node.call
         return rows.NodeRow(
             node.name,
             None if op is None else op.index,
             [] if node.op == "placeholder" else [encoded(arg, position) for arg in node.args],
             {key: encoded(arg, position) for key, arg in node.kwargs.items()},
-            None if tensor is None else tensor_row(tensor),
+            None if node.tensor is None else tensor_row(node.tensor),
         )
 
     def _autograd(self, node: AutogradNode) -> rows.AutogradRow:

@@ -28,9 +28,9 @@ import msgspec
 from graphmem.capacity import CardReplay, capacity_of, replay
 from graphmem.cycle_collector import collection_at, freed_by_chance
 from graphmem.events import Death, Event
-from graphmem.fx_nodes import op_of, tensor_of
 from graphmem.graph import OwnerKind, StepGraph, Storage
 from graphmem.kernel_program import tick_of
+from graphmem.nodes import tensor_of
 from graphmem.report.collector_info import CollectorInfo, HighestBytes
 from graphmem.report.schema import Report
 from graphmem.runtime import Runtime
@@ -125,8 +125,8 @@ def _earliest(graph: StepGraph) -> Deaths:
         others = [end for end in ends if collection_at(end, graph.collections) is None]
         if None not in others and len(others) < len(ends):
             found[storage.id] = max([storage.birth, *filter(None, others)])
-    for node in graph.fx.nodes:
-        op = op_of(node)
+    for node in graph.nodes:
+        op = node.call
         if op is None:
             continue
         tensors = (*op.outputs, *map(tensor_of, node.all_input_nodes))

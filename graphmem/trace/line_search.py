@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import Node
 
+from graphmem.nodes import Node
 from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Op, Owner, OwnerKind, Source, StepGraph, Storage, TensorOut
 from graphmem.trace.assumptions import Assumptions
 from graphmem.trace.descriptions import DTYPE_NAMES, described, device_name, sizes
-from graphmem.trace.fx_writer import MadeBy, NodeWriter
+from graphmem.trace.node_writer import MadeBy, NodeWriter
 from graphmem.trace.phases import Phases
 from graphmem.trace.storage_refs import StorageRef, StorageRefs
 from graphmem.trace.transform_levels import innermost
@@ -48,7 +47,7 @@ class Recorder:
 
     def __init__(self, device: torch.device, run: LiveRun | None = None) -> None:
         self.device = device
-        self.graph = StepGraph(fx=torch.fx.Graph(), device=str(device))
+        self.graph = StepGraph(device=str(device))
         self.run: LiveRun = run or NoLiveRun()
         self.assumptions = Assumptions(self.graph.assumptions)
         self.assume = self.assumptions.note
@@ -63,7 +62,7 @@ class Recorder:
         self._holders: dict[int, int] = {}
         self._held_as: dict[int, Owner] = {}
         self._dying: list[int] | None = None
-        self._nodes = NodeWriter(self.graph.fx, self._describe)
+        self._nodes = NodeWriter(self.graph.nodes, self._describe)
         self.phases = Phases(self.graph, self.next_tick)
         self.host = HostMemory()
 
@@ -342,40 +341,37 @@ class Recorder:
             source=source,
             autograd_node=autograd_node,
             forward=forward,
-            outputs=[],
-            births=[],
+            outputs=(),
+            births=(),
         )
-        node.meta["op"] = op
+        node.call = op
         self.graph.ops.append(op)
-        if isinstance(result, torch.Tensor):
-            self._record_output(op, result, node)
-        elif isinstance(result, (tuple, list)):
-            for position, item in enumerate(result):
-                if isinstance(item, torch.Tensor):
-                    self._record_output(op, item, (node, position))
-                elif isinstance(item, (tuple, list)):  # the weights' gradients of a cuDNN layer
-                    several = self._nodes.item(node, position)
-                    for number, tensor in enumerate(item):
-                        self._record_output(op, tensor, (several, number))
+        births: list[int] = []
+        op.outputs = tuple(
+            [self._output(op, births, *each) for each in self._nodes.results(node, result)]
+        )
+        op.births = tuple(births)
         self.run.advance(op)
         return op
 
-    def _record_output(self, op: Op, tensor: torch.Tensor, node: Any) -> None:
-        self._nodes.remember(tensor, node)
+    def _output(
+        self, op: Op, births: list[int], tensor: torch.Tensor, made_by: MadeBy
+    ) -> TensorOut:
+        self._nodes.remember(tensor, made_by)
         storage = None
         if not self.is_on_device(tensor):
             self.host.note_output(op, tensor)
         elif tensor.layout is torch.strided:
-            storage = self._record_storage(op, tensor)
+            storage = self._observed(op, births, tensor)
         elif tensor.layout is torch.sparse_coo:
             for part in parts_of(tensor):
-                self._record_storage(op, part)
-        op.outputs.append(described(tensor, storage))
+                self._observed(op, births, part)
+        return described(tensor, storage)
 
-    def _record_storage(self, op: Op, tensor: torch.Tensor) -> Storage | None:
+    def _observed(self, op: Op, births: list[int], tensor: torch.Tensor) -> Storage | None:
         storage, new = self.observe(tensor, op.index)
         if storage is not None and new:
-            op.births.append(storage.id)
+            births.append(storage.id)
         return storage
 
     def maker_of(self, tensor: torch.Tensor) -> MadeBy:

@@ -9,7 +9,7 @@ import torch
 
 from graphmem.graph import Owner, Storage, TensorOut
 from graphmem.trace.descriptions import DTYPE_NAMES
-from graphmem.trace.fx_writer import MadeBy
+from graphmem.trace.node_writer import MadeBy
 from graphmem.trace.saved_variables import Savers
 from graphmem.trace.saved_versions import SavedVersion
 from graphmem.trace.wrapper_tensors import Together

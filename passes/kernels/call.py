@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.fx import Node
-
-from graphmem.fx_nodes import argument_of, tensor_of
 from graphmem.graph import Op, TensorOut
 from graphmem.kernel_program import Free, Output, Scratch, Step, Take, outputs_of
+from graphmem.nodes import Node, argument_of, tensor_of
 from graphmem.runtime import Runtime
 
 

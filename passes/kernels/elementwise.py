@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from torch.fx import Node
-
 from graphmem.kernel_program import Output, Scratch, Step
+from graphmem.nodes import Node
 
 from .call import Call, Rule, during
 from .layout import accumulate_bytes, is_contiguous, item_bytes, nbytes, numel

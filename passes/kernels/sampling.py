@@ -25,10 +25,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from torch.fx import Node
-
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.nodes import Node
 from graphmem.torch_releases.differences import (
     HISTC_LOOKS_ONCE,
     INDICES_ARE_LOOKED_AT_ONCE,

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.fx
 
 from graphmem.gpus import find_gpu
 from graphmem.graph import (
@@ -50,7 +49,7 @@ class Calls:
         self, gpu: str = "a100", version: str = "2.13", env: Mapping[str, str] | None = None
     ) -> None:
         self.runtime = Runtime(find_gpu(gpu), version, env or {})
-        self.graph = StepGraph(fx=torch.fx.Graph(), device=DEVICE)
+        self.graph = StepGraph(device=DEVICE)
         self.begin(PhaseName.FORWARD)
 
     def begin(self, phase: PhaseName) -> Calls:
@@ -61,9 +60,7 @@ class Calls:
     def call(self, func: Any, *args: Any, **kwargs: Any) -> list[str | int]:
         """Add a call and return its program: `out0` for an output, bytes taken and -bytes freed."""
         result = func(*args, **kwargs)
-        node = self.graph.fx.create_node(
-            "call_function", func, self._nodes(args), self._nodes(kwargs)
-        )
+        node = self.graph.nodes.write(func, self._nodes(args), self._nodes(kwargs))
         op = Op(
             index=len(self.graph.ops),
             node=node,
@@ -74,8 +71,8 @@ class Calls:
             source=None,
             autograd_node=None,
             forward=None,
-            outputs=[],
-            births=[],
+            outputs=(),
+            births=(),
         )
         self.graph.ops.append(op)
         results = result if isinstance(result, (tuple, list)) else [result]
@@ -102,13 +99,13 @@ class Calls:
             self.graph.storages.append(
                 Storage(number, nbytes, birth, op.index, shape, dtype, DEVICE, owners)
             )
-            op.births.append(number)
-        op.outputs.append(described(result, number if nbytes else None))
+            op.births += (number,)
+        op.outputs += (described(result, number if nbytes else None),)
 
     def _nodes(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            node = self.graph.fx.placeholder(f"input_{len(self.graph.fx.nodes)}")
-            node.meta["tensor"] = described(value, 0 if value.is_meta else None)
+            node = self.graph.nodes.input()
+            node.tensor = described(value, 0 if value.is_meta else None)
             return node
         if isinstance(value, (tuple, list)):
             return type(value)(self._nodes(item) for item in value)

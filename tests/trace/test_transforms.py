@@ -154,7 +154,7 @@ def test_adding_to_a_missing_tangent_makes_a_zero() -> None:
     death = graph.storages[zero].death
     assert death is not None
     assert death < graph.ops[copied + 1].tick
-    assert graph.ops[copied].births == []  # it is on the device "meta"
+    assert graph.ops[copied].births == ()  # it is on the device "meta"
 
 
 def test_a_missing_tangent_takes_no_memory() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torch.fx import Node
-
 from graphmem.graph import PhaseName, StepGraph
+from graphmem.nodes import Node
 
 
 def find_device_copies(graph: StepGraph) -> dict[Node, int]:

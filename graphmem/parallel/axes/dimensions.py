@@ -21,10 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.fx import Node
-
-from graphmem.fx_nodes import op_of, tensor_of
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage, TensorOut
+from graphmem.nodes import Node, tensor_of
 from graphmem.parallel.axes.attention import BatchedProduct, Part, find_written_out
 from graphmem.parallel.axes.axis import Axis, unify
 from graphmem.parallel.axes.axis_rules import relate
@@ -279,8 +277,8 @@ class _Finder:
 
     def _axes_of(self, node: Node) -> Axes:
         key = (node, 0)
-        if node.op == "call_function" and op_of(node) is None:
-            key = (node.args[0], node.args[1])  # type: ignore[assignment] # a getitem's
+        if node.op == "call_function" and node.call is None:
+            key = (node.args[0], node.args[1])
         if key not in self._axes:
             tensor = self._described(node)
             shape = () if tensor is None else tensor.shape

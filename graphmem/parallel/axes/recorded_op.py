@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.fx import Node
-
-from graphmem.fx_nodes import argument_of
 from graphmem.graph import Op
+from graphmem.nodes import Node, argument_of
 from graphmem.parallel.axes.rule_interface import Axes
 
 
