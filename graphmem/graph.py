@@ -14,9 +14,11 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from graphmem.nodes import Node, NodeList
+from graphmem.nodes import Node, NodeList, fx_graph
 
 if TYPE_CHECKING:
+    import torch.fx
+
     from graphmem.compiled_code import CompiledCode
     from graphmem.cycle_collector import Collection
     from graphmem.host_bytes import HostBytes
@@ -382,6 +384,11 @@ class StepGraph:
     def phases_of(self, step: int) -> list[Phase]:
         """The phases of one iteration, in order."""
         return [phase for phase in self.phases if phase.step == step]
+
+    @property
+    def fx(self) -> torch.fx.Graph:
+        """The nodes as a `torch.fx.Graph`, made anew; `node.meta["op"]` is the operation."""
+        return fx_graph(self.nodes)
 
     def op_of(self, storage: Storage) -> Op | None:
         """The operation that allocated a storage, or None."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
-from graphmem.nodes import Node, fx_graph
+from graphmem.nodes import Node
 from graphmem.trace import TraceOptions, trace
 
 
@@ -40,7 +40,7 @@ def test_names_are_those_that_fx_gives(graph: StepGraph) -> None:
 
 
 def test_inputs_and_users_are_those_that_fx_finds(graph: StepGraph) -> None:
-    theirs, users = fx_graph(graph.nodes), graph.nodes.users()
+    theirs, users = graph.fx, graph.nodes.users()
     theirs.lint()
 
     for ours, node in zip(graph.nodes, theirs.nodes, strict=True):

@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph
-from graphmem.nodes import fx_graph
 from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import BranchOnValueError
@@ -159,7 +158,7 @@ class TestWhatIsRecorded:
         assert exp.node in formula.node.args
         assert formula.forward == exp.index
         assert formula.autograd_node == "ExpBackward0"
-        fx_graph(graph.nodes).lint()
+        graph.fx.lint()
 
     def test_backward_has_the_line_and_the_module_of_forward(self) -> None:
         def build() -> TrainingStep:

@@ -10,7 +10,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphmem.graph import Op, OwnerKind, PhaseName, Source, StepGraph, Storage
-from graphmem.nodes import fx_graph
 from graphmem.trace.recorder import Recorder
 
 aten = torch.ops.aten
@@ -315,7 +314,7 @@ class TestNodes:
         notes.run(aten.mm.default, notes.run(aten.t.default, left), left)
 
         graph = notes.graph
-        fx_graph(graph.nodes).lint()
+        graph.fx.lint()
         assert [op.target for op in graph.ops] == [
             "aten.empty.memory_format",
             "aten.t.default",
