@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from graphmem.gpus import Gpu
-from graphmem.virtual_device.libraries import bitsandbytes, quanto, triton, xformers
+from graphmem.virtual_device.libraries import bitsandbytes, deepspeed, quanto, triton, xformers
 
 
 @contextmanager
@@ -22,6 +22,7 @@ def libraries(gpu: Gpu) -> Iterator[None]:
     """Give libraries what they need of a card while the context is open."""
     with (
         bitsandbytes.standing_in(),
+        deepspeed.standing_in(),
         quanto.standing_in(),
         triton.standing_in(gpu),
         xformers.standing_in(),
