@@ -94,6 +94,7 @@ def _tell_mismatch(made: Mapping[int, Collectives]) -> None:
     Raises:
         InputError: the collectives or messages of ranks do not match.
     """
+    from graphmem.ranks.crossings import first_crossing
     from graphmem.ranks.error_messages import MismatchedCollectivesError, MismatchedMessagesError
     from graphmem.ranks.mismatches import first_mismatch
 
@@ -103,6 +104,21 @@ def _tell_mismatch(made: Mapping[int, Collectives]) -> None:
         raise differ(mismatch.ranks, mismatch)
     if mismatch is not None:
         typer.echo(_in_doubt(mismatch), err=True)
+        return
+    crossing = first_crossing(made)
+    if crossing is not None and crossing.is_certain:
+        raise MismatchedMessagesError(crossing.mismatch.ranks, crossing.mismatch)
+    if crossing is not None:
+        typer.echo(_both_send(crossing.mismatch), err=True)
+
+
+def _both_send(found: Mismatch) -> str:
+    one, other = found.ranks
+    return (
+        f"graphmem: ranks {one} and {other} both send to each other before either receives, so "
+        "real ones hang unless NCCL can buffer what they send; those of batch_isend_irecv do "
+        f"not{found}"
+    )
 
 
 def _how_long(ranks: int, at_once: int, seconds: float) -> str:

@@ -273,3 +273,43 @@ def test_several_ranks_that_do_not_match_are_an_error(
     assert "fullest: rank" in done.stderr
     assert "the collectives of ranks 0 and 1 do not match" in done.stderr
     assert f"rank 1: all_reduce of float32[8] at {script}:{FIRST}" in done.stderr
+
+
+BOTH_WAYS = """kinds = dist.isend, dist.irecv
+dist.batch_isend_irecv([dist.P2POp(kind, x, 1 - rank) for kind in kinds])"""
+CROSSED = "first, second = (dist.{0}, dist.{1}){2}\nfirst(x, 1 - rank)\nsecond(y[:4], 1 - rank)"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "told"),
+    [
+        (CROSSED.format("send", "recv", ""), 0, "both send to each other before either receives"),
+        pytest.param(
+            *(CROSSED.format("isend", "irecv", ""), 0, "rank 1: isend of float32[4] to rank 0 at "),
+            marks=pytest.mark.slow,
+        ),
+        (CROSSED.format("recv", "send", ""), 2, "rank 0: recv of float32[4] from rank 1 at "),
+        pytest.param(
+            CROSSED.format("send", "recv", "[::1 - 2 * rank]"), 0, "", marks=pytest.mark.slow
+        ),
+        pytest.param(BOTH_WAYS, 0, "", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_wait_for_each_other_are_told(
+    run_graphmem: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    body: str,
+    code: int,
+    told: str,
+) -> None:
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    script = tmp_path / "s.py"
+    script.write_text(HEAD + body)
+
+    done = run_graphmem("run", "--nproc-per-node", "2", "--rank", "all", str(script))
+
+    assert done.exit_code == code, done.stderr
+    assert told in done.stderr
+    assert ("rank 0: " in done.stderr) == bool(told)

@@ -427,3 +427,24 @@ def test_a_torchvision_without_its_compiled_operators(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "torchvision.ops.boxes", ModuleType("torchvision.ops.boxes"))
     with graphmem.virtual_gpu("t4"):
         assert torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2, device="cuda")).shape == (1, 2)
+
+
+FUSED_ADAM = """
+import torch
+from deepspeed.ops.adam import FusedAdam
+
+weight = torch.nn.Parameter(torch.empty(512, 512, device="cuda"))
+optimizer = FusedAdam([weight])
+weight.grad = torch.ones_like(weight)
+optimizer.step()
+print(torch.cuda.max_memory_allocated())
+"""
+
+
+@needs("deepspeed")
+def test_deepspeeds_adam_allocates_its_moments_only(tmp_path: Path) -> None:
+    """The weight, its gradient and two moments of 1 MiB, and an overflow flag, one block."""
+    script = tmp_path / "adam.py"
+    script.write_text(FUSED_ADAM)
+
+    assert int(run(script).splitlines()[-1]) == 4 * 512 * 512 * 4 + 512
