@@ -4,8 +4,12 @@
     `torch.load` knows the tensors' device.
 (2) `torch.load` puts whole storages onto the virtual GPU, or where `map_location` says.
 
-graphmem's notes on tensors are not saved. Not covered: the format of files before torch 1.6, and
-`pickle` without `torch.save`.
+(3) `pickle` without `torch.save`, as of objects that ranks send each other, writes as many bytes, and
+    reads them into a new storage on the virtual GPU, without values. PyTorch writes each storage in
+    the format before torch 1.6 (`TypedStorage.__reduce__`, torch/storage.py), which names its card;
+    the name and its end take some bytes more or less here.
+
+graphmem's notes on tensors are not saved. Not covered: files in the format before torch 1.6.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
     to_host: Any = torch.UntypedStorage.cpu
     to_device: Any = torch.UntypedStorage.to
     rebuild: Any = torch._utils._rebuild_tensor
+    of_host: Any = torch.storage.TypedStorage.__reduce__
 
     def is_on_device(memory: torch.UntypedStorage) -> bool:
         storage = recorder.storage_in(memory)
@@ -51,6 +56,15 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
             memory.nbytes(), dtype=torch.uint8, device=target
         ).untyped_storage()
 
+    def pickled(storage: Any) -> Any:
+        memory = storage._untyped_storage
+        if not is_on_device(memory):
+            return of_host(storage)
+        host = torch.storage.TypedStorage(
+            wrap_storage=zeros_on_host(memory), dtype=storage.dtype, _internal=True
+        )
+        return _on_card, (host, str(recorder.device))
+
     def rebuilt(storage: Any, offset: int, size: Any, stride: Any) -> Any:
         memory = storage._untyped_storage
         if not is_on_device(memory):
@@ -64,12 +78,20 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
         (torch.UntypedStorage, "cpu", zeros_on_host),
         (torch.UntypedStorage, "to", moved),
         (torch._utils, "_rebuild_tensor", rebuilt),
+        (torch.storage.TypedStorage, "__reduce__", pickled),
         (FakeTensor, "__reduce_ex__", _reduce),
         *(
             (kind, "__reduce_ex__", _without_notes(kind.__reduce_ex__))
             for kind in (torch.Tensor, torch.nn.Parameter)
         ),
     ]
+
+
+def _on_card(host: Any, device: str) -> Any:
+    """What a pickled storage on the card becomes."""
+    return torch.storage.TypedStorage(
+        wrap_storage=host._untyped_storage.to(device=device), dtype=host.dtype, _internal=True
+    )
 
 
 def _reduce(tensor: FakeTensor, protocol: Any) -> tuple[Any, ...]:

@@ -116,6 +116,7 @@ INNER_NAMES = (
         "saved files",
         "them",
     ),
+    Names("torch.storage.TypedStorage", "__reduce__", "pickled tensors", "them"),
     Names("torch._tensor_str", "PRINT_OPTS", "restoring settings", "it"),
     # fake tensors and the dispatcher
     Names(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import pickle
 import subprocess
 import sys
 import threading
@@ -516,3 +517,18 @@ def test_a_device_is_entered_once() -> None:
 
     assert not torch.cuda.is_available()
     assert gpu.peak == 512
+
+
+def test_a_pickled_tensor_has_its_bytes_and_returns_to_the_card() -> None:
+    """Without torch.save, as `broadcast_object_list` pickles; on the host the numbers are real."""
+    host = torch.ones(1 << 20)
+    with VirtualGpu("a100-80gb"):
+        weight = torch.nn.Parameter(torch.ones(1 << 20, device="cuda"))
+        written = pickle.dumps([weight, host])
+        before = torch.cuda.memory_allocated()
+        read, same = pickle.loads(written)
+
+        assert (read.device.type, read.shape, read.requires_grad) == ("cuda", weight.shape, True)
+        assert torch.cuda.memory_allocated() - before == 4 << 20
+        assert torch.equal(same, host)
+    assert 0 < len(written) - 2 * (4 << 20) < 2048
