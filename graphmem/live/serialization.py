@@ -5,8 +5,8 @@
 (2) `torch.load` puts whole storages onto the virtual GPU, or where `map_location` says.
 (3) `pickle` without `torch.save`, as of objects that ranks send each other, writes as many bytes,
     and reads them into a new storage on the virtual GPU, without values. PyTorch writes each
-    storage in the format before torch 1.6 (`TypedStorage.__reduce__`, torch/storage.py), which names
-    its card; the name and its end take some bytes more or less here.
+    storage in the format before torch 1.6 (`TypedStorage.__reduce__`, torch/storage.py), which
+    names its card; the name and its end take some bytes more or less here.
 
 graphmem's notes on tensors are not saved. Not covered: files in the format before torch 1.6.
 """
