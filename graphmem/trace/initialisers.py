@@ -11,6 +11,7 @@ Functions are replaced where they are looked up. `_no_grad_trunc_normal_` is cal
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,7 @@ def replacements(recorder: Recorder, location: Location) -> list[Replacement]:
     def skipped(name: str, accepts: Callable[[torch.Tensor], bool]) -> Replacement:
         original = getattr(init, name)
 
+        @functools.wraps(original)
         def fill(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             if is_on_host(tensor) and accepts(tensor):
                 return tensor

@@ -112,3 +112,16 @@ def test_a_model_of_405_billion_parameters_is_built_in_seconds() -> None:
 
     graphmem.analyze(build, steps=1)
     assert took[0] < 60
+
+
+def test_initialisers_keep_their_names_and_signatures() -> None:
+    """Libraries list them by name, as `class_resolver` (pykeen) does for its table."""
+    import inspect
+
+    from torch.nn import init
+
+    names = [name for name in dir(init) if name.endswith("_") and not name.startswith("_")]
+    before = {name: inspect.signature(getattr(init, name)) for name in names}
+    with graphmem.virtual_gpu("t4"):
+        assert [getattr(init, name).__name__ for name in names] == names
+        assert {name: inspect.signature(getattr(init, name)) for name in names} == before
