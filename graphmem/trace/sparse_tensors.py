@@ -40,14 +40,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem import constructors
 from graphmem.trace.special_operators import SpecialOperatorsMode
-from graphmem.virtual_device.sparse import parts_of, sparse_of
+from graphmem.virtual_device.sparse import parts_of, sorting_bytes, sparse_of
 
 aten = torch.ops.aten
 
 Parts = tuple[torch.Tensor, torch.Tensor]
 """Indices and values."""
 
-SORTING = ("Thrust's memory to sort a sparse matrix", "0 bytes", "Thrust decides it")
+_SELECTING = ("Thrust's memory to find distinct indices", "0 bytes", "less than that to sort them")
 
 _SORTED = 2
 """Fewer indices are cloned (sparse/cuda/SparseCUDATensor.cu, `_coalesce_sparse_cuda`)."""
@@ -189,7 +189,8 @@ class SparseMode(SpecialOperatorsMode):
             else:
                 held = [self._as_one_number(indices, matrix.shape)]
                 held += [torch.empty_like(indices[0]) for _ in range(2)]
-                self._recorder.assume(*SORTING, self._location.place())
+                indices.new_empty(sorting_bytes(count), dtype=torch.uint8)
+                self._recorder.assume(*_SELECTING, self._location.place())
                 summed = values.new_empty((distinct, *values.shape[1:]))
                 made = (indices.new_empty((len(indices), distinct)), summed)
         return self._of_parts(made, matrix.shape, has_sums=True)

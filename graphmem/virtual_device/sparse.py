@@ -10,6 +10,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 
+_TILE = 2048  # of the sort: 256 threads with 8 keys of 8 bytes (`policy_hub::Policy600`)
+_ALIGNMENT = 256
+
 
 def sparse_of(
     fake_mode: FakeTensorMode,
@@ -57,3 +60,15 @@ def is_coalesced(tensor: torch.Tensor) -> bool:
     """`Tensor.is_coalesced`, unseen by modes."""
     with _disable_current_modes():
         return tensor.is_coalesced()
+
+
+def sorting_bytes(count: int) -> int:
+    """Memory in which Thrust sorts indices by an order of their own, with places of 8 bytes.
+
+    `thrust::sort_by_key` takes it from the caching allocator in one piece: where each tile begins,
+    keys and places (cub/device/dispatch/dispatch_merge_sort.cuh, `alias_temporaries`;
+    thrust/system/cuda/detail/sort.h, `__merge_sort::merge_sort`).
+    """
+    tiles = -(-count // _TILE)
+    parts = (4 * (1 + tiles), 8 * count, 8 * count)
+    return sum(-(-part // _ALIGNMENT) * _ALIGNMENT for part in parts) + _ALIGNMENT - 1

@@ -6,7 +6,8 @@
   (2) An uncoalesced operand is coalesced for the duration of the call: indices as one number, their
       order and that of distinct ones, then new values and indices (SparseTensorUtils.cpp,
       `flatten_indices`; sparse/cuda/SparseCUDATensor.cu, `_coalesce_sparse_cuda`). All indices are
-      assumed to be distinct, the upper bound. Thrust's memory for sorting them is left out.
+      assumed to be distinct, the upper bound. Thrust sorts them in memory of its own
+      (`sorting_bytes`); that in which it finds the distinct ones, which is less, is left out.
   (3) The product takes row pointers and column numbers of 4 bytes, a column-major result, and a
       copy of a dense operand that is neither row- nor column-major
       (sparse/cuda/SparseCUDATensorMath.cu, `s_addmm_out_sparse_dense_cuda_worker`;
@@ -31,6 +32,7 @@ from collections.abc import Iterator, Mapping
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.virtual_device.sparse import sorting_bytes
 
 from .call import Call, Rule, during
 from .layout import INDEX_BYTES, contiguous_strides, item_bytes, nbytes
@@ -104,9 +106,15 @@ def _coalescing(call: Call, matrix: TensorOut, made: list[Scratch]) -> Iterator[
     numbers = [Scratch(what, row) for what in _NUMBERS]
     yield from (Take(factors), Take(multiplied), Take(numbers[0]), Free(multiplied), Free(factors))
     yield from map(Take, numbers[1:])
-    call.leave_out("Thrust's memory to sort a sparse matrix", "0 bytes", "Thrust decides it")
+    yield from _sorting(call, matrix)
     yield from map(Take, made)
     yield from map(Free, reversed(numbers))
+
+
+def _sorting(call: Call, matrix: TensorOut) -> Iterator[Step]:
+    what = "Thrust's memory to find distinct indices"
+    call.leave_out(what, "0 bytes", "less than that to sort them")
+    yield from during([Scratch("Thrust's sort of indices", sorting_bytes(matrix.nonzeros or 0))])
 
 
 def _clone(call: Call) -> Iterator[Step]:
@@ -131,7 +139,7 @@ def _coalesce(call: Call) -> Iterator[Step]:
     numbers = [Scratch(what, INDEX_BYTES * (rows.nonzeros or 0)) for what in _NUMBERS[1:]]
     yield indices
     yield from map(Take, numbers)
-    call.leave_out("Thrust's memory to sort a sparse matrix", "0 bytes", "Thrust decides it")
+    yield from _sorting(call, rows)
     yield values
     yield from map(Free, reversed(numbers))
 

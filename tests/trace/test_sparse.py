@@ -280,7 +280,11 @@ def uncoalesced() -> torch.Tensor:
 
 
 def test_coalescing_a_matrix_frees_its_indices_as_one_number(virtual_gpu: Virtual) -> None:
-    """`_coalesce_sparse_cuda`: indices as one number, two orders of them, values, indices."""
+    """`_coalesce_sparse_cuda`: indices as one number, two orders of them, values, indices.
+
+    Thrust sorts in one more piece: where its tile begins, 4 bytes, and copies of 8 bytes, all
+    aligned to 256 bytes (cub/device/dispatch/dispatch_merge_sort.cuh).
+    """
     gpu = virtual_gpu("t4")
     matrix = uncoalesced()
     before = gpu.allocated
@@ -290,7 +294,10 @@ def test_coalescing_a_matrix_frees_its_indices_as_one_number(virtual_gpu: Virtua
     distinct = 2 * NODES
     assert (coalesced._nnz(), coalesced.is_coalesced()) == (distinct, True)
     assert gpu.allocated == before + in_blocks(2 * distinct * 8) + in_blocks(distinct * 4)
-    assert torch.cuda.max_memory_allocated() == gpu.allocated + 3 * in_blocks(EDGES * 8)
+    sorting = 256 + 2 * (29 * 256) + 255  # 28 * 256 < 900 * 8 < 29 * 256
+    assert torch.cuda.max_memory_allocated() == before + 3 * in_blocks(EDGES * 8) + in_blocks(
+        sorting
+    )
 
 
 @pytest.mark.parametrize("is_in_place", [False, True])
