@@ -132,4 +132,6 @@ def _fake_class(kind: Any) -> Any:
 
 def _program_class(kind: Any) -> Any:
     """Clause (2)."""
+    if kind is _Plain:
+        return torch.Tensor
     return kind.__bases__[0] if issubclass(kind, _Carrying) else kind

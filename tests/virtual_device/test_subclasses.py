@@ -164,3 +164,14 @@ def test_after_the_run_the_class_is_made_as_before(device: str) -> None:
         tracked(2, 4).to(device)
 
     assert type(tracked(2, 4) * 2) is Tracked
+
+
+def test_a_host_copy_takes_the_class_of_one_that_is_plain_again() -> None:
+    """As fastai's `to_detach`, which casts what it gathers on the host to the class it had."""
+    with graphmem.virtual_gpu("t4"):
+        plain = tracked(2, 4).cuda().as_subclass(Tensor)
+        plain.__dict__ = {"source": "scan 7"}
+        copied = plain.detach().cpu().as_subclass(type(plain))
+        copied.__dict__ = plain.__dict__
+        assert copied.device.type == "cpu"
+        assert copied.source == "scan 7"  # type: ignore[attr-defined]
