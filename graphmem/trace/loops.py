@@ -122,7 +122,9 @@ class Loops:
         while caller is not None and not _is_user(caller):
             caller = caller.f_back
         asked = where if caller is None else _line(caller)
-        raise EndlessLoopError(asked if _is_compiled(frame) else where, asked, why)
+        # What a library reads by itself has the library's line; a draw is the user's.
+        answer = f"{where.rpartition('/')[2]}=0" if _is_library(frame) else ""
+        raise EndlessLoopError(asked if _is_compiled(frame) else where, asked, why, answer)
 
     def _state(self, frame: FrameType, tests: Tests) -> Iterator[tuple[str, Any]]:
         variables = variables_of(frame)

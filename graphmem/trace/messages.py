@@ -110,12 +110,12 @@ class UnknownAutocastError(InputError):
 class EndlessLoopError(InputError):
     """A loop waits for a value that the device would compute."""
 
-    def __init__(self, where: str, asked: str, why: str) -> None:
+    def __init__(self, where: str, asked: str, why: str, answer: str = "") -> None:
         called = "" if asked == where else f", called from {asked},"
-        value = "0" if asked == where else "true"
+        answer = answer or f"{asked}={'0' if asked == where else 'true'}"
         super().__init__(
             f"the loop around {where}{called} does not end: {why}",
-            hint=f"say what ends it, such as --assume {asked}={value}, or bound it by a count",
+            hint=f"say what ends it, such as --assume {answer}, or bound it by a count",
         )
 
 
