@@ -239,6 +239,10 @@ def _pinning(function: Any, pinned: PinnedMemory, devices: Devices) -> Callable[
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if args and _is_like_a_tensor(args[0]):  # it may look this function up, as TensorDict does
+            made = type(args[0]).__torch_function__(call, (type(args[0]),), args, kwargs)
+            if made is not NotImplemented:
+                return made
         if not kwargs.pop("pin_memory", False):
             return with_device(*args, **kwargs)
         tensor = with_device(*args, **kwargs)
@@ -246,6 +250,11 @@ def _pinning(function: Any, pinned: PinnedMemory, devices: Devices) -> Callable[
         return tensor
 
     return call
+
+
+def _is_like_a_tensor(value: Any) -> bool:
+    """Whether functions of torch ask a value's class first, although it is no tensor."""
+    return hasattr(type(value), "__torch_function__") and not isinstance(value, torch.Tensor)
 
 
 def _format(tensor: FakeTensor, spec: str) -> str:

@@ -754,3 +754,26 @@ def test_a_compilers_number_is_printed_without_reading_it(gpu: VirtualGpu) -> No
     assert mode.shape_env is not None
     assert not mode.shape_env.pending_fresh_unbacked_symbols
     assert f"{torch.full((), 3.0, device='cuda')}" == "3.0"
+
+
+def test_a_class_that_is_no_tensor_finds_the_function_that_was_called() -> None:
+    """As `TensorDict`, whose table of functions a program fills while it runs."""
+    with graphmem.virtual_gpu("t4") as gpu:
+        table: dict[Any, Any] = {}
+
+        class Pair:
+            def __init__(self, *tensors: torch.Tensor) -> None:
+                self.tensors = tensors
+
+            @classmethod
+            def __torch_function__(
+                cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                return table[func](*args) if func in table else NotImplemented
+
+        table[torch.empty_like] = lambda pair: Pair(*map(torch.empty_like, pair.tensors))
+        made: Any = torch.empty_like(Pair(*torch.ones(2, 128, device="cuda")))  # type: ignore[call-overload]
+        assert [each.shape for each in made.tensors] == [(128,), (128,)]
+        assert gpu.allocated == 2 * 512
+        with pytest.raises(TypeError, match="zeros_like"):
+            torch.zeros_like(made)
