@@ -86,7 +86,7 @@ def describe_model(recorder: Recorder, model: torch.nn.Module) -> None:
         if not hasattr(module, "_orig_mod"):
             graph.modules.setdefault(without_wrappers(name), type(module).__name__)
     first: dict[int, str] = {}
-    for wrapped_name, parameter in model.named_parameters(remove_duplicate=False):
+    for wrapped_name, parameter in torch.nn.Module.named_parameters(model, remove_duplicate=False):
         name = without_wrappers(wrapped_name)
         if first.setdefault(id(parameter), name) != name:
             graph.tied[name] = first[id(parameter)]

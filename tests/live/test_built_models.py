@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import graphmem
 from tests.conftest import Outcome
 
 BUILT = "torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.BatchNorm1d(512)).cuda()"
@@ -66,3 +69,23 @@ def test_parameters_of_a_model_that_is_only_evaluated_have_names(
     assert report["at_peak"]["by_category"]["buffer"] == BUFFERS
     reasons = {holder["reason"] for holder in report["at_peak"]["holders"]}
     assert {"the parameter 0.weight", "the buffer 1.running_mean"} <= reasons
+
+
+def test_a_module_may_list_its_parameters_in_its_own_way() -> None:
+    """As TorchRL's `LossModule`, whose `named_parameters` takes fewer arguments than PyTorch's."""
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(8, 8)
+
+        def named_parameters(self, prefix: str = "", recurse: bool = True) -> Any:  # type: ignore[override]
+            return super().named_parameters(prefix, recurse)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x).sum()
+
+    with graphmem.virtual_gpu("t4") as gpu:
+        loss = Loss().cuda()
+        loss(torch.ones(4, 8, device="cuda")).backward()
+    assert gpu.report().peak.allocated
