@@ -45,8 +45,8 @@ class SavedVersions:
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         with torch._C._DisableTorchDispatch():  # of a virtual GPU, which then rejects a second
-            empty = constructors.empty(0, device="meta")
-        self._empty = FakeTensor(fake_mode, empty, torch.device("cpu"))
+            self._empty_meta = constructors.empty(0, device="meta")
+        self._empty = FakeTensor(fake_mode, self._empty_meta, torch.device("cpu"))
 
     def of(self, tensor: torch.Tensor) -> SavedVersion:
         """The current version of a tensor that is being saved.
@@ -58,7 +58,9 @@ class SavedVersions:
             return SavedVersion(tensor, tensor)
         with torch._C._DisableTorchDispatch():
             counter = tensor.detach()
-            _set_data(counter, self._empty)
+            # of a meta tensor only one with the same keys, which `detach` made without Python's
+            is_meta = tensor.fake_device.type == "meta"
+            _set_data(counter, self._empty_meta if is_meta else self._empty)
         return SavedVersion(tensor, counter)
 
 

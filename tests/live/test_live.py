@@ -532,3 +532,14 @@ def test_a_pickled_tensor_has_its_bytes_and_returns_to_the_card() -> None:
         assert torch.cuda.memory_allocated() - before == 4 << 20
         assert torch.equal(same, host)
     assert 0 < len(written) - 2 * (4 << 20) < 2048
+
+
+def test_a_model_on_the_meta_device_trains_beside_the_card() -> None:
+    """As litgpt counts its model's operations (`measure_flops`)."""
+    with VirtualGpu("a100-80gb"), torch.device("meta"):
+        layer = nn.Embedding(10, 4)
+        layer(torch.zeros(2, 3, dtype=torch.long)).square().sum().backward()
+
+        assert torch.cuda.max_memory_allocated() == 0
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.shape == (10, 4)
