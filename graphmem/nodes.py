@@ -127,11 +127,11 @@ class NodeList:
         return node
 
     def users(self) -> Users:
-        """The nodes that take each node as an argument, in order."""
-        found: dict[Node, list[Node]] = {node: [] for node in self}
-        for node in self:
+        """The nodes that take each node as an argument, in order, where there are any."""
+        found: dict[Node, list[Node]] = {}
+        for node in self._calls:
             for each in node.all_input_nodes:
-                found[each].append(node)
+                found.setdefault(each, []).append(node)
         return found
 
 

@@ -151,7 +151,7 @@ def _cast(op: Op, graph: StepGraph, users: Users) -> Cast:
 
 def _users(node: Node, graph: StepGraph, users: Users) -> Iterator[Op]:
     """The forward operations that take a tensor or a view of it."""
-    for user in users[node]:
+    for user in users.get(node, ()):
         op = user.call
         if op is not None and graph.phases[op.phase].name is PhaseName.BACKWARD:
             continue

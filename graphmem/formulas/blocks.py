@@ -135,8 +135,8 @@ def _goes_into_product(node: Node, users: Users) -> bool:
         if op is not None and op.target.startswith(_PRODUCTS):
             return True
         if each is node or op is None or op.target.startswith(_PASSING):
-            waiting += [user for user in users[each] if user not in seen]
-            seen.update(users[each])
+            waiting += [user for user in users.get(each, ()) if user not in seen]
+            seen.update(users.get(each, ()))
     return False
 
 
