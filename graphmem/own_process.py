@@ -6,7 +6,7 @@ before the next (`graphmem/caller/belongings.py`).
 (2) Threads that wait for work sleep (OMP_WAIT_POLICY of the OpenMP specification): an analysis
 computes small values now and then, after each of which threads would spin for milliseconds.
 
-The process of `graphmem run` is the script's, except while graphmem is loaded (`loading`).
+Not covered: `graphmem run`, whose process is the script's.
 """
 
 from __future__ import annotations
@@ -37,23 +37,6 @@ def own_process() -> Iterator[None]:
             os.environ.pop(_WAITING, None)
         if collects:
             gc.enable()
-
-
-@contextmanager
-def loading() -> Iterator[None]:
-    """Load modules before a program runs; the collector looks at them once, at the end.
-
-    So all of them are old objects then, as a program's own imports would have left most of them,
-    and the collector's counts do not depend on how many modules graphmem has.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-            gc.collect()
 
 
 def is_own_process() -> bool:

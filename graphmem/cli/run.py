@@ -18,13 +18,11 @@ from graphmem.cli.output import hint_at_cards, keep, write_text
 from graphmem.cli.run_ranks import run_ranks, variables
 from graphmem.gpus import AssumedCard
 from graphmem.live.launchers import refuse_launcher
-from graphmem.own_process import loading
 from graphmem.plain_text import Console, plain_text, width_for
 
 if TYPE_CHECKING:
     from graphmem.live.running import Ending
     from graphmem.live.script import Program
-    from graphmem.ranks.world import World
     from graphmem.report import Report
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
@@ -128,8 +126,10 @@ def run(
 
     Example: graphmem run --gpu a100-80gb train.py --batch_size 12
     """
+    from graphmem.ranks.world import World
+
     refuse_launcher(script, arguments or (), is_module=is_module)
-    worlds = _worlds(per_node, nodes, rank)
+    worlds = World.chosen(os.environ, per_node, nodes, rank)
     again = _spelled(
         *(("--gpu", gpu), ("--torch", torch), ("--max-steps", max_steps), ("--timeout", timeout)),
         *(("--env", each) for each in env or ()),
@@ -166,15 +166,6 @@ def run(
     _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
     _hint(analysis.report, gpu, save, tell, brief=brief or output_format != "text")
     raise ending.error or typer.Exit(ending.exit_code)
-
-
-def _worlds(per_node: int | None, nodes: int, rank: str | None) -> list[World]:
-    """The ranks to run; the first that needs PyTorch, which is loaded here."""
-    with loading():
-        import graphmem.live.running  # noqa: F401
-        from graphmem.ranks.world import World
-
-    return World.chosen(os.environ, per_node, nodes, rank)
 
 
 def _program(
