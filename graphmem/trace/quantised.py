@@ -62,14 +62,18 @@ def tensors_within(value: Any, depth: int = _DEPTH) -> Iterator[tuple[str, torch
             yield from _suffixed(f".{name}", each, depth)
 
 
+_LEAST_ADDRESS = 1 << 32
 _PLAIN = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device)
 
 
 def subscript(key: Any) -> str:
     """A dictionary's key in brackets; of a tensor or an object, whose text may run code, the class.
 
-    Printing a tensor on the card is an operation, at which names are looked for.
+    Printing a tensor on the card is an operation, at which names are looked for. A number as large
+    as an object's `id` is taken for one, which differs from run to run.
     """
+    if type(key) is int and key >= _LEAST_ADDRESS:
+        return "[<id>]"
     plain = all(isinstance(each, _PLAIN) for each in (key if type(key) is tuple else (key,)))
     if plain:
         return f"[{key!r}]"

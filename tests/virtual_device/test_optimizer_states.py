@@ -240,3 +240,19 @@ def test_an_optimizer_keeps_as_many_bytes_as_on_a_cpu(
 
     assert predicted == real
     assert sum(real) > 0
+
+
+def test_a_table_by_addresses_names_none_of_them() -> None:
+    """An object's `id` differs from run to run, and a report should not."""
+
+    def prune() -> None:
+        net, kept = nn.Linear(WIDTH, WIDTH, device="cuda"), {}
+        for _ in range(2):
+            net(torch.ones(WIDTH, device="cuda")).sum().backward()
+            kept[id(net.weight)] = net.weight.detach().abs()
+
+    with graphmem.virtual_gpu("t4") as gpu:
+        prune()
+
+    owners = [owner.name for storage in gpu.step().graph.storages for owner in storage.owners]
+    assert "kept[<id>]" in owners
