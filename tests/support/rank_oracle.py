@@ -48,7 +48,8 @@ from graphmem.ranks.journal import Journal
 from graphmem.ranks.world import World
 from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions
-from graphmem.trace.dispatch import _COMPOSITE, _has_no_kernel
+from graphmem.trace.composites import is_pure
+from graphmem.trace.dispatch import _COMPOSITE
 from graphmem.trace.tracer import _Tracer
 from graphmem.trace.wrapper_tensors import is_wrapper
 from graphmem.virtual_device.devices import Devices
@@ -80,7 +81,7 @@ class RealRank(oracle.RealRun):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         unwrapped = not any(is_wrapper(kind) or kind is FakeTensor for kind in types)
-        if unwrapped and func.namespace == "aten" and _has_no_kernel(func):
+        if unwrapped and func.namespace == "aten" and is_pure(func):
             with self:  # DTensor calls composites below autograd, which would take them apart
                 return func._op_dk(_COMPOSITE, *args, **kwargs or {})
         result = super().__torch_dispatch__(func, types, args, kwargs)
