@@ -9,6 +9,7 @@ the shortest; memory is the peak of the process's resident memory.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -28,7 +29,14 @@ def rows(repeat: int) -> Iterator[Row]:
     shortest: dict[str, Any] = {}
     for iterations in ITERATIONS:
         command = (sys.executable, "-m", "tools.benchmark.scale", str(iterations))
-        printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        printed = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},  # others would spin, and count
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         run = json.loads(printed.stdout)
         shortest = shortest or run
         cells = (f"{iterations:,}", f"{run['operations']:,}", f"{run['seconds']:.1f} s")
