@@ -105,8 +105,18 @@ def updated(page: str) -> str:
     for each in reversed(list(follow(page))):
         if not each.is_current:
             start, end = each.span
-            page = f"{page[:start]}$ {each.command}\n{each.output}{page[end:]}"
+            page = f"{page[:start]}$ {each.command}\n{_elided(each)}{page[end:]}"
     return page
+
+
+def _elided(each: Shown) -> str:
+    """The present output, with as many lines before and behind an ellipsis as the page shows."""
+    first, *others = each.shown.split(f"{ELIDED}\n")
+    lines = each.output.splitlines(keepends=True)
+    head, tail = first.count("\n"), others[-1].count("\n") if others else 0
+    if not others or head + tail >= len(lines):
+        return each.output
+    return "".join([*lines[:head], f"{ELIDED}\n", *lines[len(lines) - tail :]])
 
 
 def main(names: list[str]) -> None:

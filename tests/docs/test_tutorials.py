@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.tutorials import FOLDER, follow
+from tools.tutorials import FOLDER, follow, updated
 
 LONG = {"hugging_face", "lora", "many_gpus"}
 NEEDED = {"hugging_face": ["transformers"], "lora": ["transformers", "peft"]}
@@ -48,3 +48,9 @@ def test_every_page_links_to_pages_that_are_there() -> None:
     ]
 
     assert broken == []
+
+
+def test_an_update_leaves_out_what_the_page_leaves_out() -> None:
+    page = "```console\n$ seq 5\n0\n…\n4\n5\n```\n"
+
+    assert updated(page) == "```console\n$ seq 5\n1\n…\n4\n5\n```\n"
