@@ -11,6 +11,7 @@ from torch import nn
 
 from graphmem.live.gpu import VirtualGpu
 from graphmem.trace.messages import SparseOperatorError
+from graphmem.virtual_device.sparse import sorting_bytes
 from tests.support.sizes import CUBLAS_WORKSPACE, in_blocks
 
 NODES, FEATURES, HIDDEN, CLASSES = 300, 40, 16, 8
@@ -384,3 +385,8 @@ def test_an_unknown_dense_tensor_has_no_zeros_when_it_becomes_sparse(virtual_gpu
     scores = torch.nn.Linear(16, NODES).cuda()(torch.ones(4, 16, device="cuda"))
     with torch.no_grad():
         assert scores.to_sparse()._nnz() == 4 * NODES
+
+
+def test_thrust_sorts_indices_in_memory_that_was_recorded() -> None:
+    """Recording `tabular_sparse`: 32,768 tokens of a batch, before distinct ones are found."""
+    assert sorting_bytes(32_768) == 524_799
