@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Outcome
-from tests.ranks.test_ranks import LAUNCHED, RANKS, RECORDED, allocations
+from tests.ranks.test_ranks import RANKS, RECORDED, allocations
 from tests.support.places import ROOT
 
 HEAD = """import torch, torch.distributed as dist
@@ -79,8 +79,6 @@ def together(
     run_graphmem: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Together:
     """Run ranks of a script: all of two, or those that are named."""
-    for name in LAUNCHED:
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
     def together(body: str, rank: str = "all") -> Outcome:
@@ -144,13 +142,10 @@ print(len(parts))
 @pytest.mark.parametrize(("rank", "elements"), [("0", [4]), ("all", [1 + 2, 3 + 4])])
 def test_a_rank_alone_does_not_know_how_much_others_send(
     run_graphmem: Callable[..., Outcome],
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     rank: str,
     elements: list[int],
 ) -> None:
-    for name in LAUNCHED:
-        monkeypatch.delenv(name, raising=False)
     script = tmp_path / "unequal.py"
     script.write_text(HEAD + UNEQUAL)
 
@@ -163,11 +158,9 @@ def test_a_rank_alone_does_not_know_how_much_others_send(
 
 
 def test_experts_receive_what_other_ranks_send(
-    run_graphmem: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     """Each rank sends other numbers of tokens, and is told how many it receives."""
-    for name in LAUNCHED:
-        monkeypatch.delenv(name, raising=False)
     record = ROOT / "tools" / "record_cuda.py", "-o", tmp_path / "experts"
     script = RANKS / "expert_parallel.py", "--functional", "--fixed-splits", "--steps", "2"
     options = "--gpu", "h100-80gb", "--torch", "2.11", "--nproc-per-node", "2", "--rank", "all"
@@ -197,14 +190,11 @@ print(count.item(), *name)
 @pytest.mark.parametrize(("rank", "count"), [("0", "5"), ("1", "-1")])
 def test_a_rank_alone_says_that_it_keeps_what_another_would_broadcast(
     run_graphmem: Callable[..., Outcome],
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     rank: str,
     count: str,
 ) -> None:
     """Neither what DDP compares nor an object, which really comes, is such a number."""
-    for name in LAUNCHED:
-        monkeypatch.delenv(name, raising=False)
     script = tmp_path / "broadcast.py"
     script.write_text(HEAD + BROADCAST)
 

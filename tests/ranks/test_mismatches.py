@@ -16,7 +16,6 @@ from graphmem.ranks.mismatches import Mismatch, first_mismatch
 from graphmem.values.known import KnownValues
 from graphmem.values.rules import Rules
 from tests.conftest import Outcome
-from tests.ranks.test_ranks import LAUNCHED
 
 HEAD = """import torch, torch.distributed as dist
 dist.init_process_group('cpu:gloo,cuda:nccl')
@@ -34,8 +33,6 @@ def compare(
     run_graphmem: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Compare:
     """Run two ranks of a script one after the other, and compare what they noted."""
-    for name in LAUNCHED:
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
@@ -297,14 +294,11 @@ CROSSED = "first, second = (dist.{0}, dist.{1}){2}\nfirst(x, 1 - rank)\nsecond(y
 )
 def test_ranks_that_wait_for_each_other_are_told(
     run_graphmem: Callable[..., Outcome],
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     body: str,
     code: int,
     told: str,
 ) -> None:
-    for name in LAUNCHED:
-        monkeypatch.delenv(name, raising=False)
     script = tmp_path / "s.py"
     script.write_text(HEAD + body)
 

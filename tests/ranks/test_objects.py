@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Outcome
-from tests.ranks.test_ranks import LAUNCHED
 
 SAVE = """
 import pathlib, sys, time
@@ -36,8 +35,6 @@ print(pathlib.Path("written").exists(), [len(each) for each in there], found)
 def run(
     run_graphmem: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., Outcome]:
-    for name in LAUNCHED:
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
     def run_it(rank: str, program: str) -> Outcome:

@@ -26,10 +26,6 @@ from tests.support.places import ROOT
 Run = Callable[..., Outcome]
 RANKS = ROOT / "fixtures" / "ranks"
 RECORDED = ROOT / "fixtures" / "cuda" / "ranks"
-LAUNCHED = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("CUDA_VISIBLE_DEVICES", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"),
-)
 
 SLOW = pytest.mark.slow
 BEFORE_2_15 = pytest.mark.skipif(
@@ -42,9 +38,7 @@ ONLY_2_11 = pytest.mark.skipif(
 
 
 @pytest.fixture
-def run(run_graphmem: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    for name in LAUNCHED:
-        monkeypatch.delenv(name, raising=False)
+def run(run_graphmem: Run) -> Run:
 
     def run_it(*arguments: str | Path) -> Outcome:
         return run_graphmem("run", *map(str, arguments))
@@ -403,8 +397,6 @@ class TestWorlds:
         (tmp_path / "packages" / "beside.py").write_text("name = 'found'")
         script = self.script(tmp_path, "import beside", "print(beside.name)")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
-        for name in LAUNCHED:
-            monkeypatch.delenv(name, raising=False)
 
         command = [sys.executable, "-P", "-m", "graphmem", "run", "--nproc-per-node", "2", script]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Outcome
-from tests.ranks.test_ranks import LAUNCHED
 
 SAVE = """
 import sys
@@ -48,8 +47,6 @@ def test_a_checkpoint_is_staged_and_then_written(
     tmp_path: Path,
     how: str,
 ) -> None:
-    for name in LAUNCHED:
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     Path("s.py").write_text(SAVE + STAGED[how] + LOAD)
 
