@@ -48,7 +48,7 @@ def plain_type(value: Any) -> Any:
 def compiled(source: bytes | str, file: Any) -> CodeType:
     """Compile a module, with its comparisons of types as on a card."""
     code = compile(source, file, "exec", dont_inherit=True)
-    return _changed(source, file) if _may_ask(code) or _may_look_up(code, source) else code
+    return _changed(source, file) if _calls_type(code) and _may_ask(code, source) else code
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
@@ -61,8 +61,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
             return code
         path = loader.get_filename(fullname)
         source = loader.get_data(path)
-        changes = _may_ask(code) or _may_look_up(code, source)
-        return _changed(source, path) if changes else code
+        return _changed(source, path) if _may_ask(code, source) else code
 
     # Python leaves frames of importlib out of a traceback (`remove_importlib_frames`, import.c).
     get_code.__code__ = get_code.__code__.replace(co_filename=own.__code__.co_filename)
@@ -76,19 +75,16 @@ def _changed(source: bytes | str, file: Any) -> CodeType:
     return code
 
 
-def _may_ask(code: CodeType) -> bool:
-    """Whether a function of a module calls `type` and names one of the classes."""
-    return any("type" in each.co_names and _ASKED_FOR & {*each.co_names} for each in _codes(code))
-
-
 def _calls_type(code: CodeType) -> bool:
     return any("type" in each.co_names for each in _codes(code))
 
 
-def _may_look_up(code: CodeType, source: bytes | str) -> bool:
-    """Whether a module seems to look up a type, which is cheaper than to parse it."""
+def _may_ask(code: CodeType, source: bytes | str) -> bool:
+    """Whether a module that calls `type` seems to do (1), which is cheaper than to parse it."""
+    if any("type" in each.co_names and _ASKED_FOR & {*each.co_names} for each in _codes(code)):
+        return True
     text = source if isinstance(source, str) else source.decode(errors="replace")
-    return _calls_type(code) and _LOOK_UP.search(text) is not None
+    return _LOOK_UP.search(text) is not None
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
-from graphmem.virtual_device.libraries.imports import executed_by
+from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
 from graphmem.virtual_device.patching import Replacement
 
 _MODULE = "transformers.utils.import_utils"
@@ -30,9 +30,7 @@ def when_loaded(call: Callable[[], None]) -> AbstractContextManager[None]:
     """Call a function once the program has loaded the library, while a context is open."""
 
     def load(module: ModuleType) -> None:
-        assert module.__spec__ is not None
-        assert module.__spec__.loader is not None
-        module.__spec__.loader.exec_module(module)
+        run_own_code(module)
         call()
 
     return executed_by(_MODULE, load)

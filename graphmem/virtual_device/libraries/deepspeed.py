@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from graphmem.virtual_device.libraries.imports import executed_by
+from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
 from graphmem.virtual_device.patching import replaced
 
 _BUILDER = "deepspeed.ops.op_builder.builder"
@@ -32,8 +32,7 @@ def standing_in() -> Iterator[None]:
             stack.enter_context(replaced([(module.OpBuilder, "load", made)]))
 
         def execute(module: ModuleType) -> None:
-            loader: Any = module.__loader__
-            loader.exec_module(module)
+            run_own_code(module)
             give(module)
 
         if _BUILDER in sys.modules:

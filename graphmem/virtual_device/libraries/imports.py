@@ -16,7 +16,7 @@ def executed_by(name: str, execute: Callable[[ModuleType], None]) -> Iterator[No
 
     Args:
         name: the module's full name.
-        execute: called with the module; it runs the module's own code by the module's loader.
+        execute: called with the module; it runs the module's own code (`run_own_code`).
     """
     finder = _Finder(name, execute)
     sys.meta_path.insert(0, finder)
@@ -24,6 +24,13 @@ def executed_by(name: str, execute: Callable[[ModuleType], None]) -> Iterator[No
         yield
     finally:
         sys.meta_path.remove(finder)
+
+
+def run_own_code(module: ModuleType) -> None:
+    """Run a module's code by its own loader, as `execute` of `executed_by` has to."""
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
+    module.__spec__.loader.exec_module(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from graphmem.virtual_device.libraries.imports import executed_by
+from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
 
 _EXTENSION = "optimum.quanto.library.extensions.cuda"
 _TILE = 16  # `gptq_marlin::tile_size`
@@ -36,9 +36,7 @@ def standing_in() -> Iterator[None]:
 
 
 def _load(module: ModuleType) -> None:
-    assert module.__spec__ is not None
-    assert module.__spec__.loader is not None
-    module.__spec__.loader.exec_module(module)
+    run_own_code(module)
     extension: Any = module
     extension.ext._lib = SimpleNamespace(
         unpack=_unpack,

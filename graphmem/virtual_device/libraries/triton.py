@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from graphmem.gpus import Gpu
-from graphmem.virtual_device.libraries.imports import executed_by
+from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
 from graphmem.virtual_device.patching import replaced
 
 _KERNELS = "triton.runtime.jit"
@@ -102,9 +102,7 @@ def standing_in(gpu: Gpu) -> Iterator[None]:
             stack.enter_context(on_card)
 
         def execute(module: ModuleType) -> None:
-            assert module.__spec__ is not None
-            assert module.__spec__.loader is not None
-            module.__spec__.loader.exec_module(module)
+            run_own_code(module)
             prepare(module)
 
         for name in (_KERNELS, _CONFIGURATIONS):

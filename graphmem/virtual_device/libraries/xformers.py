@@ -24,7 +24,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.virtual_device.libraries.imports import executed_by
+from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
 from graphmem.virtual_device.package_releases import check_release
 
 _LOADER = "xformers._cpp_lib"
@@ -54,7 +54,7 @@ def _load(module: ModuleType) -> None:
     logger = logging.getLogger("xformers")  # it warns that the binary could not be loaded
     was_silent, logger.disabled = logger.disabled, True
     try:
-        _execute(module)
+        run_own_code(module)
     finally:
         logger.disabled = was_silent
     module._built_with_cuda = True  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ def _load(module: ModuleType) -> None:
 
 def _accept_masks(module: ModuleType) -> None:
     """Run the code of the memory-efficient kernel, and let it take the virtual card's tensors."""
-    _execute(module)
+    run_own_code(module)
     kernels: Any = module
     for kernel in (kernels.FwOp, kernels.BwOp):
         kernel.SUPPORTED_ATTN_BIAS_TYPES = (*kernel.SUPPORTED_ATTN_BIAS_TYPES, FakeTensor)
@@ -70,13 +70,7 @@ def _accept_masks(module: ModuleType) -> None:
 
 def _accept_masks_of_one_head(module: ModuleType) -> None:
     """Run the code that checks operands; those without a dimension of heads may have a tensor."""
-    _execute(module)
+    run_own_code(module)
     inputs: Any = module
     is_supported = inputs._is_bias_type_supported_in_BMK
     inputs._is_bias_type_supported_in_BMK = lambda kind: kind is FakeTensor or is_supported(kind)
-
-
-def _execute(module: ModuleType) -> None:
-    assert module.__spec__ is not None
-    assert module.__spec__.loader is not None
-    module.__spec__.loader.exec_module(module)

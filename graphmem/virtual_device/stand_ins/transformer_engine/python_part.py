@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.virtual_device.libraries.imports import executed_by
+from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
 
 _BUILDING, _RELEASE = "NVTE_PROJECT_BUILDING", "NVTE_RELEASE_BUILD"
 _PACKAGE, _EXTENSION = "transformer_engine", "transformer_engine_torch"
@@ -47,14 +47,12 @@ def _imported() -> list[str]:
 
 def _execute(module: ModuleType) -> None:
     """Clauses (1) and (2)."""
-    assert module.__spec__ is not None
-    assert module.__spec__.loader is not None
     names = {each: os.environ.get(each) for each in (_BUILDING, _RELEASE)}
     if hasattr(sys.modules.get(_EXTENSION), "__graphmem_stand_in__"):
         os.environ[_BUILDING] = "1"
         os.environ.pop(_RELEASE, None)
     try:
-        module.__spec__.loader.exec_module(module)
+        run_own_code(module)
     finally:
         _restore(names)
     if hasattr(sys.modules.get(_EXTENSION), "__graphmem_stand_in__"):
@@ -79,9 +77,7 @@ def _without_torch(load: Callable[[str], None]) -> Callable[[str], None]:
 
 def _let_be_plain(module: ModuleType) -> None:
     """Clause (3)."""
-    assert module.__spec__ is not None
-    assert module.__spec__.loader is not None
-    module.__spec__.loader.exec_module(module)
+    run_own_code(module)
     choose = module.get_attention_backend
 
     def get_attention_backend(attention_params: Any = None) -> Any:
