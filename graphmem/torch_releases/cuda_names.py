@@ -146,6 +146,12 @@ CUDA_NAMES = (
         _PROGRAM,
     ),
     Names(
+        "torch.cuda._utils._CudaKernel",
+        "__call__",
+        "forgetting the values of what a program's own kernel may have written into",
+        _PROGRAM,
+    ),
+    Names(
         "torch.cuda",
         "_get_device_properties",
         "properties of the card (`torch._C._cuda_init` adds it)",

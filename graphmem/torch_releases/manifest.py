@@ -82,8 +82,15 @@ def check_replaced(owner: Any, name: str, release: Release) -> None:
 
 @cache
 def _row_of(owner: Any, name: str) -> Names | None:
-    found = (row for row in MANIFEST if name in row.names.split() and owner_at(row.owner) is owner)
+    found = (row for row in MANIFEST if name in row.names.split() and _is_at(row.owner, owner))
     return next(found, None)
+
+
+def _is_at(path: str, owner: Any) -> bool:
+    try:
+        return owner_at(path) is owner
+    except AttributeError:  # its module is not imported
+        return False
 
 
 def _is_of_torch(owner: Any) -> bool:

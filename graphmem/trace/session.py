@@ -107,6 +107,7 @@ class Session:
         self._searches = LineSearches(recorder, self.location)
         answer = self._searches.answer
         self.reads = Reads(recorder, self.location, answer=answer, tell=tell)
+        self.fake_mode.known = self.reads.known
         self.saved = SavedTensorHooks(recorder, self.fake_mode, self.reads.known)
         self._nodes = AutogradNodes(self.recorder, self.saved)
         rules = GradientRules(self.recorder, subclass_like=subclass_like)

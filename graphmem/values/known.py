@@ -84,7 +84,7 @@ class KnownValues(HeldValues):
             plan = self._plans[func] = plan_of(func)
         if plan is None:
             if func in EMPTY and is_table(result):
-                self._make_room(result)
+                self._make_room(result, zeroed=True)
             return
         if plan.writes:
             self._write(plan, func, args, kwargs)
@@ -276,7 +276,7 @@ class KnownValues(HeldValues):
         basis = known[2] | ({self._assumed(_RANDOM)} if plan.is_random else KNOWN)
         self._mark(targets, basis)
 
-    def _make_room(self, target: torch.Tensor) -> None:
+    def _make_room(self, target: torch.Tensor, *, zeroed: bool = False) -> None:
         """Make room for the values of a storage that is about to be overwritten entirely."""
         if not isinstance(target, FakeTensor) or self.saved(target) is not None:
             return
@@ -286,6 +286,8 @@ class KnownValues(HeldValues):
             shape, stride, dtype = target.shape, target.stride(), target.dtype
             with torch._C._DisableTorchDispatch():
                 real = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+                if zeroed:
+                    real.zero_()
             self.note(target, real, KNOWN)
 
     def _mark(self, targets: Iterable[torch.Tensor], basis: Basis) -> None:

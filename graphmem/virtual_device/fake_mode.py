@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 from graphmem import constructors
 from graphmem.torch_releases import COPIES_TO_DEVICES_KEPT_OFF, installed_release
 from graphmem.torch_releases.manifest import check_supported
+from graphmem.values.held import HeldValues
 from graphmem.virtual_device.layouts import LAYOUTS, VIEWS, view_of
 from graphmem.virtual_device.operators import KERNELS
 from graphmem.virtual_device.subclasses import as_plain
@@ -58,6 +59,7 @@ class VirtualFakeMode(FakeTensorMode):
 
     Attributes:
         wrap: makes a fake tensor of a meta tensor and its device.
+        known: the values of its tensors; None if nobody follows them.
 
     Raises:
         InputError: the installed PyTorch is too old for graphmem.
@@ -65,6 +67,7 @@ class VirtualFakeMode(FakeTensorMode):
 
     def __init__(self) -> None:
         check_supported(installed_release())
+        self.known: HeldValues | None = None
         self._of_thread = _OfThread()
         self._copies_are_kept_off = COPIES_TO_DEVICES_KEPT_OFF.holds_in(installed_release())
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)

@@ -2,7 +2,7 @@
 
 PyTorch's own Python checks the arguments and launches (torch/cuda/_utils.py, `_CudaKernel`).
 Nothing is compiled, and the driver's functions succeed without doing anything: the memory of such a
-kernel is that of its arguments.
+kernel is that of its arguments, whose values are unknown afterwards.
 
 Not covered: errors in the kernel's source.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from torch.cuda import _utils
 
 from graphmem.virtual_device.patching import Replacement
+from graphmem.virtual_device.unseen_writes import forget
 
 
 class _Driver:
@@ -36,7 +37,16 @@ def _compile_nothing(source: str, name: str, *args: Any, **options: Any) -> tupl
 def raw_kernel_replacements() -> list[Replacement]:
     """List what compiling and launching a kernel replaces."""
     driver = _Driver()
+    launch = _utils._CudaKernel.__call__
+
+    def launch_and_forget(
+        kernel: Any, grid: Any = (1, 1, 1), block: Any = (1, 1, 1), args: Any = None, **more: Any
+    ) -> None:
+        launch(kernel, grid, block, args, **more)
+        forget(args or ())
+
     return [
+        (_utils._CudaKernel, "__call__", launch_and_forget),
         (_utils, "_nvrtc_compile", _compile_nothing),
         (_utils, "_get_cuda_library", lambda: driver),
     ]

@@ -8,7 +8,9 @@ Clauses:
       elements, is not random, and comes from known inputs;
   (2) an input that the graph writes into gets the value that the graph copies into it at its end
       (`keep_inference_input_mutations`, torch/_inductor/compile_fx.py), if that is known; otherwise
-      its values are forgotten.
+      its values are forgotten;
+  (3) what a higher-order operator takes, it may write into (`triton_kernel_wrapper_mutation`): from
+      there on, it is not known.
 
 Not covered: sizes that vary, and operators of other libraries.
 """
@@ -21,6 +23,7 @@ from itertools import repeat
 from typing import Any, NamedTuple, Self
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.values.held import KNOWN, KnownTensor
@@ -82,6 +85,8 @@ def small_results(graph: torch.fx.Graph) -> SmallResults:
             target = str(node.target)
             args = torch.fx.map_arg((node.args, node.kwargs), lambda each: SmallResult(each.name))
             operations.append(SmallOperation(node.name, target, *args))
+        elif isinstance(node.target, HigherOrderOperator):
+            small.difference_update(node.all_input_nodes)
     (output,) = graph.find_nodes(op="output")
     returned = enumerate(output.args[0])
     outputs = {place: node.name for place, node in returned if node in small and node not in places}

@@ -18,6 +18,7 @@ import torch
 
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
+from graphmem.virtual_device.libraries.triton_writes import forget_written
 from graphmem.virtual_device.patching import replaced
 
 _KERNELS = "triton.runtime.jit"
@@ -157,3 +158,5 @@ def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) ->
     """`JITFunction.run` (triton/runtime/jit.py), which compiles the kernel and launches it."""
     for hook in kernel.pre_run_hooks:
         hook(*args, **options)
+    if not warmup:
+        forget_written(kernel, args, options)
