@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import torch
@@ -73,6 +74,7 @@ class Reads:
         self._told: set[tuple[str, Source | None]] = set()
         self._told_at: Counter[Source] = Counter()
         self._newest = ""
+        self._is_aside = False
 
     def choose(self, choices: Choices) -> None:
         """Apply the user's assumptions from now on."""
@@ -137,7 +139,7 @@ class Reads:
         real = _real_like(tensor)
         if value:
             real.fill_(value)
-        if tensor.numel() and not self._is_autograd():
+        if tensor.numel() and not self._is_unseen():
             self._loops.check(self._location.frames())
             shown = str(_as(tensor.dtype, value))
             many = "" if tensor.numel() == 1 else "every element of "
@@ -145,7 +147,7 @@ class Reads:
         return real
 
     def _copied(self, tensor: torch.Tensor, known: KnownTensor) -> torch.Tensor:
-        if not self._is_autograd():
+        if not self._is_unseen():
             self.use(known.basis)
             self._loops.check(self._location.frames())
         with torch._C._DisableTorchDispatch(), torch.no_grad():
@@ -270,9 +272,18 @@ class Reads:
         where = source or "NAME"
         raise BranchOnValueError(line, where)
 
-    def _is_autograd(self) -> bool:
-        """Whether autograd is moving a gradient, unseen by the program."""
-        return torch._C._current_graph_task_id() >= 0
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """A context whose copies to the host nobody looks at, as of what a timed kernel changes."""
+        self._is_aside = True
+        try:
+            yield
+        finally:
+            self._is_aside = False
+
+    def _is_unseen(self) -> bool:
+        """Whether values move unseen by the program: autograd also moves gradients."""
+        return self._is_aside or torch._C._current_graph_task_id() >= 0
 
     def _name(self, tensor: torch.Tensor) -> str | None:
         """The variable, in the innermost user function, that holds a tensor or its data."""

@@ -13,6 +13,7 @@ from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import BranchOnValueError
+from tests.conftest import Outcome
 
 Program = Callable[[torch.device, Callable[..., Any]], Any]
 
@@ -72,6 +73,22 @@ def test_what_compiled_code_writes_and_is_not_known_is_forgotten() -> None:
 
     with pytest.raises(BranchOnValueError):
         on_card(program)
+
+
+def test_what_a_timed_kernel_changes_is_not_read_by_the_program(
+    tmp_path: Path, run_graphmem: Callable[..., Outcome]
+) -> None:
+    """At the peak Inductor copies it to the host and back (`copy_args_to_cpu_if_needed`)."""
+    (tmp_path / "script.py").write_text(
+        "import torch\n"
+        "x, y = (torch.randn(4096, 4096, device='cuda') for _ in range(2))\n"
+        "torch.compile(lambda x, y: x.add_(y.softmax(1)))(x, y)\n"
+    )
+
+    outcome = run_graphmem("run", "--gpu", "h100-80gb", str(tmp_path / "script.py"))
+
+    assert outcome.exit_code == 0
+    assert "every element of" not in outcome.stderr
 
 
 @pytest.mark.slow

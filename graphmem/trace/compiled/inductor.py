@@ -69,7 +69,7 @@ def replacements(
         (folder, "__init__", _on_host(folder.__init__)),  # what is multiplied by zero
         (folder, "_deduce_value", _on_host(folder._deduce_value)),
         (AsyncCompile, "triton", _load),
-        *_kernels(None if knows_memory else _budget(memory)),
+        *_kernels(None if knows_memory else _budget(memory), unknowns),
         _choice_of_configurations(unknowns.tuned, code),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
         # Which of the two is used is decided when their module is imported.
@@ -91,10 +91,12 @@ def replacements(
     ]
 
 
-def _kernels(budget: Callable[[], list[Replacement]] | None) -> list[Replacement]:
+def _kernels(
+    budget: Callable[[], list[Replacement]] | None, unknowns: Unknowns
+) -> list[Replacement]:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    copy_args = CachingAutotuner.copy_args_to_cpu_if_needed
+    copy_args = _within(unknowns.unseen, CachingAutotuner.copy_args_to_cpu_if_needed)
     return [
         (CachingAutotuner, "precompile", precompile),
         (CachingAutotuner, "_precompile_config", precompile_config),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from graphmem.trace.compiled.padding import Product
@@ -21,6 +22,9 @@ class Unknowns(Protocol):
 
     def flushes(self, nbytes: int) -> None:
         """Note that a benchmark flushes a cache whose size is not known, taken to be `nbytes`."""
+
+    def unseen(self) -> AbstractContextManager[None]:
+        """A context whose copies to the host the program does not read."""
 
     def broke(self) -> None:
         """Note a graph break in graphmem, which would not happen on a card."""
