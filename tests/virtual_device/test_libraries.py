@@ -448,3 +448,35 @@ def test_deepspeeds_adam_allocates_its_moments_only(tmp_path: Path) -> None:
     script.write_text(FUSED_ADAM)
 
     assert int(run(script).splitlines()[-1]) == 4 * 512 * 512 * 4 + 512
+
+
+SAME_AS_FIRST = """
+import deepspeed
+from deepspeed.runtime.zero.utils import assert_ints_same_as_other_ranks
+
+deepspeed.init_distributed()
+assert_ints_same_as_other_ranks([3, 5, 7])
+print("the same")
+assert_ints_same_as_other_ranks([deepspeed.comm.get_rank()])
+"""
+
+
+@needs("deepspeed")
+def test_zero3_finds_the_numbers_of_a_rank_that_runs_alone_to_be_those_of_rank_0(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "same.py"
+    script.write_text(SAME_AS_FIRST)
+
+    assert run("--nproc-per-node", "2", "--rank", "1", script).splitlines()[-1] == "the same"
+
+
+@needs("deepspeed")
+def test_zero3_still_finds_different_numbers_of_ranks_that_run_side_by_side(tmp_path: Path) -> None:
+    script = tmp_path / "same.py"
+    script.write_text(SAME_AS_FIRST)
+
+    with pytest.raises(
+        AssertionError, match="disagreement on list contents between rank0 and rank1"
+    ):
+        run("--nproc-per-node", "2", "--rank", "all", script)

@@ -1,9 +1,13 @@
-"""DeepSpeed without a CUDA compiler: its `FusedAdam`, which is its Adam and AdamW on a card.
+"""DeepSpeed without a CUDA compiler and without other ranks.
 
-DeepSpeed compiles its extensions when they are first used (`OpBuilder.jit_load`,
-deepspeed/ops/op_builder/builder.py of 0.19.8), with nvcc. That of `FusedAdam` updates tensors in
-place; lists of addresses travel in a kernel's arguments, so it allocates nothing
-(deepspeed/ops/csrc/adam/multi_tensor_adam.cu, multi_tensor_apply.cuh).
+(1) `FusedAdam`, which is its Adam and AdamW on a card. DeepSpeed compiles its extensions when they
+are first used (`OpBuilder.jit_load`, deepspeed/ops/op_builder/builder.py of 0.19.8), with nvcc.
+That of `FusedAdam` updates tensors in place; lists of addresses travel in a kernel's arguments, so
+it allocates nothing (deepspeed/ops/csrc/adam/multi_tensor_adam.cu, multi_tensor_apply.cuh).
+
+(2) ZeRO-3 asserts that numbers are those of rank 0, which broadcasts them; the other ranks give in
+-1 (deepspeed/runtime/zero/utils.py). Here each gives in its own. Beside rank 0 it gets those of
+rank 0 all the same, and alone it keeps its own, as any rank alone does, so the assertion holds.
 
 Not covered: DeepSpeed's other extensions for a card. Those for the host are compiled and run.
 """
@@ -13,33 +17,62 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
+from itertools import chain, repeat
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
-from graphmem.virtual_device.patching import replaced
+from graphmem.virtual_device.patching import Replacement, replaced
 
 _BUILDER = "deepspeed.ops.op_builder.builder"
+_ZERO = "deepspeed.runtime.zero.utils"
 
 
 @contextmanager
 def standing_in() -> Iterator[None]:
     """Give DeepSpeed its extension, whether it is imported already or later."""
     with ExitStack() as stack:
-
-        def give(module: Any) -> None:
-            made = _loading(module.OpBuilder.load, module.CUDAOpBuilder)
-            stack.enter_context(replaced([(module.OpBuilder, "load", made)]))
-
-        def execute(module: ModuleType) -> None:
-            run_own_code(module)
-            give(module)
-
-        if _BUILDER in sys.modules:
-            give(sys.modules[_BUILDER])
-        else:
-            stack.enter_context(executed_by(_BUILDER, execute))
+        _replace_in(_BUILDER, _compiled, stack)
+        _replace_in(_ZERO, _same_as_first, stack)
         yield
+
+
+def _replace_in(
+    name: str, replacements: Callable[[Any], list[Replacement]], stack: ExitStack
+) -> None:
+    """Replace attributes of a module, now or as soon as it is imported."""
+
+    def execute(module: ModuleType) -> None:
+        run_own_code(module)
+        stack.enter_context(replaced(replacements(module)))
+
+    if name in sys.modules:
+        stack.enter_context(replaced(replacements(sys.modules[name])))
+    else:
+        stack.enter_context(executed_by(name, execute))
+
+
+def _compiled(builder: Any) -> list[Replacement]:
+    load = _loading(builder.OpBuilder.load, builder.CUDAOpBuilder)
+    return [(builder.OpBuilder, "load", load)]
+
+
+def _same_as_first(utils: Any) -> list[Replacement]:
+    names = ("assert_lst_len_same_as_other_ranks", "get_lst_from_rank0")
+    return [(utils, name, _giving_own(utils, getattr(utils, name))) for name in names]
+
+
+def _giving_own(utils: Any, compare: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a comparison begin as on rank 0, which gives in its own numbers."""
+
+    @wraps(compare)
+    def compared(*args: Any) -> Any:
+        ranks = chain([0], repeat(utils.dist.get_rank()))  # later ones are for a message
+        with replaced([(utils.dist, "get_rank", lambda: next(ranks))]):
+            return compare(*args)
+
+    return compared
 
 
 def _loading(compiled: Callable[..., Any], on_card: type) -> Callable[..., Any]:
