@@ -143,7 +143,7 @@ def _holds_host_tensors(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.device.type == "cpu" and value.dim() > 0 and not value.requires_grad
     if isinstance(value, dict):
-        return any(map(_holds_host_tensors, value.values()))
+        return any(map(_holds_host_tensors, dict.values(value)))
     return isinstance(value, (list, tuple)) and any(map(_holds_host_tensors, value))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import FrameType, FunctionType, MethodType, ModuleType
@@ -242,8 +242,10 @@ def _variables(function: FunctionType, values: Mapping[str, Any]) -> list[tuple[
 
 def _items(variable: Variable, value: Any) -> list[tuple[Variable, Any]]:
     """What a container or an object holds, each with the variable that is named for it."""
-    if isinstance(value, Mapping):
-        return [(variable, each) for each in value.values()]
+    if isinstance(value, UserDict):
+        value = vars(value).get("data")
+    if isinstance(value, dict):  # its class may load what it has not got yet when it is asked
+        return [(variable, each) for each in dict.values(value)]
     if isinstance(value, deque):  # a bounded one lets go of what it held first
         return [(variable, each) for each in value] if value.maxlen is None else []
     if isinstance(value, (list, tuple, set, frozenset)):

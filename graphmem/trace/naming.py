@@ -234,7 +234,7 @@ def _items(value: Any, path: str, *, of_objects: bool) -> Iterator[tuple[str, An
             if _may_hold(item):
                 yield f"{path}[{i}]", item
     elif isinstance(value, dict):
-        for key, item in islice(value.items(), MOST_ITEMS):
+        for key, item in islice(dict.items(value), MOST_ITEMS):
             if _may_hold(item):
                 yield path + subscript(key), item
     elif of_objects and is_foreign(value) and not isinstance(value, torch.optim.Optimizer):

@@ -55,7 +55,7 @@ def tensors_within(value: Any, depth: int = _DEPTH) -> Iterator[tuple[str, torch
         for i, each in enumerate(value):
             yield from _suffixed(f"[{i}]", each, depth)
     elif depth and isinstance(value, dict):
-        for key, each in value.items():
+        for key, each in dict.items(value):
             yield from _suffixed(subscript(key), each, depth)
     elif depth and is_foreign(value):
         for name, each in vars(value).items():

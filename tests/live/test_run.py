@@ -272,6 +272,26 @@ class TestTraining:
         assert "held by the variable trainer.averages[0-1][0]" in done.stderr
         assert "held by the variable trainer.cache['x']['y']" in done.stderr
 
+    def test_what_a_dictionary_keeps_is_named_without_its_own_methods(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """transformers' MODEL_MAPPING imports every model when it is asked for its items."""
+        script = tmp_path / "lazy.py"
+        script.write_text(
+            "import torch\n"
+            "class Lazy(dict):\n"
+            "    def items(self):\n"
+            "        raise ImportError('a model that is not there')\n"
+            "    values = items\n"
+            "weight = torch.ones(1024, device='cuda', requires_grad=True)\n"
+            "lazy = Lazy(x=torch.empty(2048, device='cuda'))\n"
+            "weight.sum().backward()\n"
+        )
+        done = run("--verbose", script)
+
+        assert done.exit_code == 0
+        assert "held by the variable lazy['x']" in done.stderr
+
     def test_an_assumption_is_printed_once_and_can_be_overridden(self, run: Run) -> None:
         chosen = ["--assume", "loss=2.5", "--assume", "training.py:18=6.4"]
         done = run(*chosen, SCRIPTS / "training.py", "--epochs", "2")
