@@ -41,6 +41,7 @@ from graphmem.values.held import (
     Operand,
     UnknownError,
 )
+from graphmem.values.host_kernels import HOST_KERNELS
 from graphmem.values.layouts import is_dense
 from graphmem.values.limits import (
     DEEPEST,
@@ -217,7 +218,7 @@ class KnownValues(HeldValues):
 
     def _run(self, plan: ValuePlan, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation on real tensors; `_FAILED` if the CPU cannot."""
-        func = _WITH_MEMORY.get(func, func)
+        func = HOST_KERNELS.get(func, func)
         with torch._C._DisableTorchDispatch():
             try:
                 if not plan.is_random:
@@ -310,10 +311,6 @@ def _constant(arg: Any) -> Any:
 def _read(operand: Any) -> Any:
     return operand.read() if isinstance(operand, Operand) else operand
 
-
-_WITH_MEMORY = {aten._efficientzerotensor.default: aten.zeros.default}
-"""Operators whose results have no memory to read (`ZeroTensorAllocator`, native/TensorFactories.h),
-with those that give the same values."""
 
 _ON_HOST: dict[str, Any] = {
     "device": torch.device("cpu"),

@@ -275,6 +275,20 @@ def test_running_statistics_become_unknown_once_updated() -> None:
         on_card(program)
 
 
+@pytest.mark.parametrize(
+    ("bins", "least", "most"), [(4, 0, 8), (3, 0, 0), (5, 2, 7), (2, 9, 9), (7, -3, 11)]
+)
+def test_integers_are_in_the_bins_of_equal_numbers(bins: int, least: int, most: int) -> None:
+    values = [0, 1, 5, 7, 7, 8, 9]
+
+    def program(device: torch.device) -> Any:
+        counted = torch.tensor(values, device=device)
+        return torch.histc(counted, bins=bins, min=least, max=most).tolist()
+
+    read, _ = on_card(program)
+    assert read == torch.histc(torch.tensor(values).double(), bins, least, most).tolist()
+
+
 class TestRules:
     def test_choices_are_spread_evenly(self) -> None:
         def program(device: torch.device) -> Any:
@@ -287,6 +301,16 @@ class TestRules:
         assert assumed.what == "which of 4 topk chooses"
         assert assumed.source is not None
         assert assumed.source.file.endswith("test_known_values.py")
+
+    def test_tokens_of_each_expert_are_counted_by_histc(self) -> None:
+        """torchtitan counts them so; the CPU counts no integers by `histc`."""
+
+        def program(device: torch.device) -> Any:
+            chosen = torch.randn(6, 4, device=device).topk(2).indices.flatten()
+            return torch.histc(chosen, bins=4, min=0, max=4).tolist()
+
+        read, _ = on_card(program)
+        assert read == [6 * 2 // 4] * 4
 
     def test_routing_sets_the_fraction_of_the_first_expert(self) -> None:
         def program(device: torch.device) -> Any:
