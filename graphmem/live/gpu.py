@@ -27,6 +27,7 @@ from graphmem.record import Observed, TracedStep
 from graphmem.report import Report
 from graphmem.report.schema import OnCard
 from graphmem.runtime import Runtime
+from graphmem.trace import storage_parts
 from graphmem.training_step import TrainingStep
 from graphmem.values.choices import Choices
 from graphmem.virtual_device import virtual_cuda
@@ -160,6 +161,7 @@ class VirtualGpu:
         return [
             *addresses.replacements(session.recorder, self._simulator.block_holding),
             *serialization.replacements(session.recorder, session.fake_mode, session.reads),
+            *storage_parts.replacements(session.recorder),
             *resized_storages.replacements(session.recorder, session.saved.replaced),
             *pool_pointers.replacements(self._simulator, session.fake_mode),
             *surroundings.replacements(

@@ -91,6 +91,7 @@ INNER_NAMES = (
     ),
     Names("torch.Tensor", "numpy tolist __dlpack__ _typed_storage", "weights on the host", "`run`"),
     Names("torch.UntypedStorage", "_cdata", "telling storages apart", _NO_TRACE),
+    Names("torch.UntypedStorage", "__getitem__", "slices of storages", "a slice"),
     Names(
         "torch.UntypedStorage", "data_ptr cpu to resize_", "addresses and saved files", "torch.save"
     ),

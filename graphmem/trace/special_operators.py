@@ -8,6 +8,7 @@
 (6) Tensors of zeros without memory, which forward-mode derivatives have, are copied from a zero
     that is made and expanded (`zeroTensorFallback` in aten/src/ATen/ZeroTensorFallback.cpp); the
     fallback has been passed when the copy comes here.
+(7) A tensor set to a slice of a storage is a view of that storage (`storage_parts`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from graphmem import constructors
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.saved_tensors import is_just_unpacked
+from graphmem.trace.storage_parts import Part, set_in_whole
 from graphmem.virtual_device.attention import FUSED_ATTENTION, as_returned, efficient_gradients
 from graphmem.virtual_device.encoder_layers import FAST_PATHS
 from graphmem.virtual_device.unreduced_losses import LOSSES, in_unreduced_storage
@@ -64,6 +66,8 @@ class SpecialOperatorsMode(TraceMode):
             **dict.fromkeys(_FUSED_UPDATES, self._update),
             **dict.fromkeys(FAST_PATHS, self._fast_path),
             aten._scaled_mm.out: self._into_result,
+            aten.set_.source_Storage: self._set_in_whole,
+            aten.set_.source_Storage_storage_offset: self._set_in_whole,
         }
 
     def _copy_zeros(
@@ -75,6 +79,13 @@ class SpecialOperatorsMode(TraceMode):
             with self:
                 zero = constructors.zeros((), dtype=tensor.dtype, device=tensor.device)
                 args = (zero.expand(tensor.shape), *args[1:])
+        return self._run(func, types, args, kwargs)
+
+    def _set_in_whole(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Clause (7)."""
+        if isinstance(args[1], Part):
+            func = aten.set_.source_Storage_storage_offset
+            args = set_in_whole(*args)
         return self._run(func, types, args, kwargs)
 
     def _loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
