@@ -1,8 +1,9 @@
 """`init_process_group` and its kin without a rendezvous, for every backend under its own name.
 
-PyTorch's own function runs; two functions that it calls are replaced. The rendezvous immediately
-returns a store of this process. Groups are made by the backend "fake", which is registered as
-`LoneGroup` for the time, and are then renamed to what the program asked for.
+PyTorch's own function runs; three functions that it calls are replaced. The rendezvous immediately
+returns a store of this process. Under `TORCH_DIST_INIT_BARRIER=1` PyTorch would wait in that store
+for the other ranks. Groups are made by the backend "fake", which is registered as `LoneGroup` for
+the time, and are then renamed to what the program asked for.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def replacements(
         (backend, "_plugins", {**backend._plugins, "FAKE": plugin}),
         (distributed_c10d, "_new_process_group_helper", named_as_asked),
         (distributed_c10d, "rendezvous", _rendezvous),
+        (distributed_c10d, "_store_based_barrier", _everybody_is_here),
         (torch.distributed, "TCPStore", LoneTcpStore),
         (torch.distributed, "FileStore", LoneFileStore),
         (
@@ -132,6 +134,10 @@ def _kept_own(recorder: Recorder, journal: Journal) -> None:
 
 def _nothing() -> None:
     pass
+
+
+def _everybody_is_here(*args: Any, **options: Any) -> None:
+    """A barrier in a store, which takes nothing on the card."""
 
 
 def _rename(group: Any, asked: Any) -> None:

@@ -239,7 +239,7 @@ INNER_NAMES = (
     ),
     Names(
         "torch.distributed.distributed_c10d",
-        "_new_process_group_helper rendezvous",
+        "_new_process_group_helper _store_based_barrier rendezvous",
         "process groups",
         _RANKS,
     ),

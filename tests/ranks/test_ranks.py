@@ -259,6 +259,21 @@ class TestWorlds:
             done.stderr.split()
         )
 
+    def test_a_barrier_of_new_groups_waits_for_nobody(self, run: Run, tmp_path: Path) -> None:
+        """OLMo-core sets the variable; for each group PyTorch would wait ten minutes here."""
+        script = tmp_path / "train.py"
+        lines = (
+            "import os, torch.distributed as dist",
+            "os.environ['TORCH_DIST_INIT_BARRIER'] = '1'",
+            "dist.init_process_group('nccl')",
+            "print(dist.get_world_size(), dist.get_world_size(dist.new_group([1, 2])))",
+        )
+        script.write_text("\n".join(lines))
+
+        done = run("--nproc-per-node", "4", "--rank", "2", script)
+
+        assert done.stdout == "4 2\n"
+
     def test_one_group_is_destroyed(self, run: Run, tmp_path: Path) -> None:
         """`destroy_process_group` forgets the group's name before it asks the group for it."""
         script = self.script(
