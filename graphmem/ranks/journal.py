@@ -140,7 +140,7 @@ class Journal:
 
     def group(self, ranks: Sequence[int]) -> Group:
         """Name a new group alike on all of its ranks."""
-        key = tuple(sorted(ranks))
+        key = tuple(sorted(map(int, ranks)))  # a program's may be of NumPy
         self._groups[key] += 1
         return key, self._groups[key]
 

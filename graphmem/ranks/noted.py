@@ -130,7 +130,7 @@ class NotedGroup(LoneGroup):
         return super().recv(tensors, source, tag)
 
     def _note_message(self, tensors: Tensors, source: int, destination: int, tag: int) -> None:
-        ranks = torch.distributed.get_process_group_ranks(self)
+        ranks = [int(rank) for rank in torch.distributed.get_process_group_ranks(self)]
         for each in tensors:
             way = ranks[source], ranks[destination], 0 if each.is_cuda else tag
             self.journal.note_message(self.key, each, way)

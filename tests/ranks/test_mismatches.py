@@ -234,6 +234,24 @@ def test_values_of_any_type_are_compared(
         assert different.doubt is not None
 
 
+def test_ranks_may_be_numbers_of_numpy(compare: Compare) -> None:
+    """nanotron makes its groups from arrays of ranks."""
+    made = (
+        "import numpy\n"
+        "pair = dist.new_group(numpy.arange(2))\n"
+        "dist.all_reduce(x, group=pair)\n"
+        "dist.recv(x, 0, pair) if rank else dist.send(y, 1, pair)"
+    )
+
+    found = compare(made)
+
+    assert found is not None
+    assert [str(each) for each in found.did] == [
+        f"send of float32[8] to rank 1 at s.py:{FIRST + 3}",
+        f"recv of float32[4] from rank 0 at s.py:{FIRST + 3}",
+    ]
+
+
 def test_a_later_exchange_is_not_the_cause(compare: Compare) -> None:
     mismatch = compare("dist.all_reduce(y if rank else x)\ndist.all_reduce(torch.tensor(rank))")
 
