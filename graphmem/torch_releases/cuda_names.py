@@ -167,6 +167,12 @@ CUDA_NAMES = (
     ),
     Names(
         "torch.cuda",
+        "utilization memory_usage temperature power_draw clock_rate device_memory_used",
+        "what NVML would read off the card",
+        _PROGRAM,
+    ),
+    Names(
+        "torch.cuda",
         "Stream ExternalStream Event is_current_stream_capturing default_generators _cudart "
         "graph_pool_handle CUDAGraph graph make_graphed_callables MemPool use_mem_pool "
         "_check_bf16_tensor_supported BFloat16Tensor BoolTensor ByteTensor "

@@ -22,6 +22,7 @@ import torch
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.device_properties import DeviceProperties
 from graphmem.virtual_device.patching import Replacement
+from graphmem.virtual_device.sensors import sensors
 
 # The CUDA version of a release's PyPI wheel, and the architectures it has kernels for: read in
 # the wheel of 2.13.0, for the others in the release's RELEASE.md and .ci/manywheel/build_cuda.sh.
@@ -139,6 +140,7 @@ def device_replacements(
         (cuda, "_device_count_nvml", lambda: -1),
         (cuda, "_cached_device_count", None),
         (cuda, "_initialized", True),
+        *sensors(),
         *_build_of(torch_release),
     ]
 

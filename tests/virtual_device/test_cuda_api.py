@@ -194,6 +194,18 @@ class TestStatistics:
             assert torch.accelerator.get_memory_info() == (free, total)
         assert torch.cuda.cudart().cudaMemGetInfo(0) == (free, total)
 
+    def test_sensors_of_an_idle_card(self, gpu: VirtualGpu) -> None:
+        cuda = torch.cuda
+        held = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
+        sensors = cuda.utilization, cuda.memory_usage, cuda.temperature, cuda.clock_rate
+
+        assert [read() for read in sensors] == [0] * 4
+        assert (cuda.power_draw(0), cuda.power_draw("cuda")) == (0, 0)
+        free, total = cuda.mem_get_info()
+        assert cuda.device_memory_used() == total - free > held.nbytes
+        with pytest.raises(AssertionError, match="Invalid device id"):
+            cuda.power_draw(1)
+
     def test_the_summary_is_pytorchs(self) -> None:
         held = on_card(3 * KIB)
         summary = torch.cuda.memory_summary().splitlines()

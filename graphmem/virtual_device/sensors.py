@@ -1,0 +1,41 @@
+"""What PyTorch asks NVML about a card (`_get_pynvml_handler`, torch/cuda/__init__.py).
+
+Logs print it, and the driver's library is not there. Work takes no time on the virtual card, so it
+is idle: sensors read 0. The memory in use is what the driver has given away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.cuda._utils import _get_device_index
+
+from graphmem.virtual_device.patching import Replacement
+
+_SENSORS = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
+
+
+def sensors() -> list[Replacement]:
+    """List the attributes of `torch.cuda` to replace."""
+    cuda: Any = torch.cuda
+    return [
+        *((cuda, name, _idle(getattr(cuda, name))) for name in _SENSORS),
+        (cuda, "device_memory_used", _memory_used),
+    ]
+
+
+def _idle(sensor: Callable[..., int]) -> Callable[..., int]:
+    def read(device: Any = None) -> int:
+        torch.cuda.get_device_properties(_get_device_index(device, optional=True))  # or an error
+        return 0
+
+    read.__name__, read.__doc__ = sensor.__name__, sensor.__doc__
+    return read
+
+
+def _memory_used(device: Any = None) -> int:
+    """The bytes of the card that are in use."""
+    free, total = torch.cuda.mem_get_info(_get_device_index(device, optional=True))
+    return total - free
