@@ -344,7 +344,8 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
             sizes.check_split(output, received, self._size)
         if output.shape == sent.shape:
             copy(output, sent)
-        if len(set(received)) > 1 and not self._mail.began_beside(self):
+        is_certain = len(set(received)) <= 1 or sizes.are_of_one_rank(received, given)
+        if not is_certain and not self._mail.began_beside(self):
             self._guessed()
         return self._begun([output], [sent, output])
 

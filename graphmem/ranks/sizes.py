@@ -46,6 +46,16 @@ def check_split(tensor: torch.Tensor, parts: Sequence[int], size: int) -> None:
         raise RuntimeError("Split sizes doesn't match total dim 0 size")
 
 
+def are_of_one_rank(received: Sequence[int], given: Sequence[int]) -> bool:
+    """Whether everything goes to one rank and as much comes from one, as in a ring.
+
+    `permute_tensor`, torch/distributed/_functional_collectives.py: context parallelism rotates its
+    keys and values so, which are as large on all ranks.
+    """
+    own, others = ([each for each in parts if each] for parts in (given, received))
+    return len(own) == 1 and own == others
+
+
 def check_backend(used: Sequence[Any], backends: Sequence[torch.device]) -> None:
     """Raise an error if tensors are on the CPU, for which the group has no backend.
 

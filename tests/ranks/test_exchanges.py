@@ -205,3 +205,21 @@ def test_a_rank_alone_says_that_it_keeps_what_another_would_broadcast(
         "numbers that another rank broadcasts: this rank's own"
     )
     assert told == (rank == "1")
+
+
+ROTATED = """from torch.distributed._functional_collectives import permute_tensor
+print(len(permute_tensor(torch.ones(8, device='cuda'), [1, 0], dist.group.WORLD)))
+"""
+
+
+def test_a_ring_turns_parts_that_are_as_large_on_all_ranks(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """A recorded `context_parallel.py --rotate alltoall` has every allocation as predicted."""
+    script = tmp_path / "ring.py"
+    script.write_text(HEAD + ROTATED)
+
+    done = run_graphmem("run", "--nproc-per-node", "2", "--rank", "0", str(script))
+
+    assert (done.exit_code, done.stdout) == (0, "8\n"), done.stderr
+    assert "unequal parts" not in done.stderr
