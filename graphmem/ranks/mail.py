@@ -63,16 +63,27 @@ class Mail:
         with _disable_current_modes():
             return values if known is None else known.flatten().tolist()
 
-    def expect(self, group: Any, source: int, tensor: torch.Tensor) -> Callable[[], bool]:
-        """Announce a tensor to receive; the function returned waits for its values."""
+    def expect(
+        self, group: Any, source: int, tensor: torch.Tensor, *, has_room: bool = False
+    ) -> Callable[[], bool]:
+        """Announce a tensor to receive; the function returned waits for its values.
+
+        Args:
+            group: the group.
+            source: the rank that sends, by its number in the group.
+            tensor: takes the values.
+            has_room: whether it may be longer than what is sent, as one that is scattered with a
+                longer object (`max_tensor_size` of `scatter_object_list`).
+        """
         other, this = _ranks_of(group, source, group.rank())
         message = self.messages.next(other, this)
 
         def arrive() -> bool:
             values = self.messages.receive(message, other, this)
-            if values is None or len(values) != tensor.numel():
+            room = -1 if values is None else tensor.numel() - len(values)
+            if room < 0 or (room and not has_room):
                 return False
-            write(tensor, values)
+            _write_long(tensor, values)
             return True
 
         return arrive

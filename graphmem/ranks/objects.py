@@ -97,5 +97,5 @@ def _exchange(
         for other in range(group.size()):
             if other != rank:
                 mail.send(group, other, sent[other])
-    elif not mail.expect(group, source, received)():
+    elif not mail.expect(group, source, received, has_room=True)():
         raise RankDoesNotRunError(rank, source)

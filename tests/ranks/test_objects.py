@@ -59,6 +59,24 @@ def test_ranks_that_run_meet(run: Callable[..., Outcome]) -> None:
     ]
 
 
+SCATTERED = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+found = [None]
+dist.scatter_object_list(found, ["a" * 500, "b"] if rank == 0 else None, src=0)
+print(found[0][:2], len(found[0]))
+"""
+
+
+def test_a_scattered_object_may_be_shorter_than_the_longest(run: Callable[..., Outcome]) -> None:
+    """All are sent in tensors as long as the longest, such as the plans of a checkpoint."""
+    done = run("all", SCATTERED)
+
+    assert (done.exit_code, done.stdout) == (0, "aa 500\nb 1\n"), done.stderr
+
+
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_alone_saves_its_part(run: Callable[..., Outcome], rank: int) -> None:
     """Rank 1 is sent its plan by rank 0, which runs beside it; PyTorch caches layouts by size."""
