@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from graphmem import constructors
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.saved_tensors import is_just_unpacked
-from graphmem.trace.storage_parts import Part, set_in_whole
+from graphmem.trace.storage_parts import StoragePart, set_in_whole
 from graphmem.virtual_device.attention import FUSED_ATTENTION, as_returned, efficient_gradients
 from graphmem.virtual_device.encoder_layers import FAST_PATHS
 from graphmem.virtual_device.unreduced_losses import LOSSES, in_unreduced_storage
@@ -83,7 +83,7 @@ class SpecialOperatorsMode(TraceMode):
 
     def _set_in_whole(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Clause (7)."""
-        if isinstance(args[1], Part):
+        if isinstance(args[1], StoragePart):
             func = aten.set_.source_Storage_storage_offset
             args = set_in_whole(*args)
         return self._run(func, types, args, kwargs)

@@ -18,7 +18,7 @@ from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
 
 
-class Part(torch.UntypedStorage):
+class StoragePart(torch.UntypedStorage):
     """A slice of a storage.
 
     Attributes:
@@ -58,20 +58,20 @@ def replacements(recorder: Recorder) -> list[Replacement]:
     of_storage: Any = torch.UntypedStorage.__getitem__
 
     def item(memory: torch.UntypedStorage, index: Any) -> Any:
-        if isinstance(memory, Part) and isinstance(index, slice):
-            part = Part.of(memory, memory.on, index)
+        if isinstance(memory, StoragePart) and isinstance(index, slice):
+            part = StoragePart.of(memory, memory.on, index)
             part.whole, part.start = memory.whole, memory.start + part.start
             return part
         storage = recorder.storage_in(memory)
         if storage is None or not isinstance(index, slice):
             return of_storage(memory, index)
-        return Part.of(memory, torch.device(storage.device), index)
+        return StoragePart.of(memory, torch.device(storage.device), index)
 
     return [(torch.UntypedStorage, "__getitem__", item)]
 
 
 def set_in_whole(
-    tensor: torch.Tensor, part: Part, offset: int = 0, size: Any = None, stride: Any = None
+    tensor: torch.Tensor, part: StoragePart, offset: int = 0, size: Any = None, stride: Any = None
 ) -> tuple[Any, ...]:
     """The arguments that set a tensor to the whole storage instead of a slice of it.
 
