@@ -35,7 +35,8 @@ def for_real(program: Program) -> Any:
 
 def counted(rows: torch.Tensor, count: torch.Tensor, weight: torch.Tensor) -> Any:
     count += 1
-    return rows * weight, count > 2, [weight - 1, weight.neg().expand(3).cumsum(0)]
+    made = [weight - 1, weight.neg().expand(3).cumsum(0), rows.new_zeros(2), rows.new_ones(2).sum()]
+    return rows * weight, count > 2, made
 
 
 def of_counts(device: torch.device, compiler: Callable[..., Any]) -> Any:
@@ -60,7 +61,19 @@ def of_branches(device: torch.device, compiler: Callable[..., Any]) -> Any:
     return found
 
 
-@pytest.mark.parametrize("program", [of_counts, of_branches])
+def of_tables(device: torch.device, compiler: Callable[..., Any]) -> Any:
+    """A table that is read at one place, and a mask that is compared, both of 4,096 elements."""
+    table, mask = torch.arange(4096.0, device=device) + 1, torch.ones(8, 512, device=device)
+
+    def scaled(rows: torch.Tensor) -> torch.Tensor:
+        rows = rows[:7] if table[0] == 0 else rows[:5]
+        rows = rows[:4] if torch.all(mask == 1) else rows[:3]
+        return rows.cos() * table
+
+    return compiler(scaled)(torch.randn(8, 4096, device=device)).shape
+
+
+@pytest.mark.parametrize("program", [of_counts, of_branches, of_tables])
 def test_known_values_are_followed_through_compiled_code(program: Program) -> None:
     assert on_card(program) == for_real(program)
 

@@ -4,13 +4,14 @@ A program may decide by them, such as by whether a loss's weight is above zero. 
 do nothing, so what is known of a graph's operands is followed through the graph that it lowered.
 
 Clauses:
-  (1) a result is known if it, and everything it is computed from in the graph, has at most `TABLE`
-      elements, is not random, and comes from known inputs;
+  (1) a result of at most `TABLE` elements is known if it is not random and comes from known inputs
+      and constants, through results that are as small, that are views, which cost nothing (a model
+      reads one element of a table), or that are integers or truth values, as a compared mask;
   (2) an input that the graph writes into gets the value that the graph copies into it at its end
       (`keep_inference_input_mutations`, torch/_inductor/compile_fx.py), if that is known; otherwise
       its values are forgotten;
-  (3) what a higher-order operator takes, it may write into (`triton_kernel_wrapper_mutation`): from
-      there on, it is not known.
+  (3) where a graph writes into a tensor in place (`triton_kernel_wrapper_mutation`), views and
+      bases change as well: what came before is not known from there on.
 
 Not covered: sizes that vary, and operators of other libraries.
 """
@@ -23,12 +24,12 @@ from itertools import repeat
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.values.held import KNOWN, KnownTensor
 from graphmem.values.known import KnownValues
-from graphmem.values.limits import TABLE
+from graphmem.values.limits import TABLE, is_carried, is_number
 from graphmem.values.plans import is_pure
 from graphmem.virtual_device.patching import Replacement
 
@@ -42,7 +43,7 @@ class SmallResult(NamedTuple):
 
 
 class SmallOperation(NamedTuple):
-    """An operation on small tensors; `target` is such as `aten.gt.Scalar`."""
+    """An operation that is followed; `target` is such as `aten.gt.Scalar`."""
 
     name: str
     target: str
@@ -55,8 +56,8 @@ class SmallResults:
     """What of a graph has to be followed.
 
     Attributes:
-        inputs: the positions of small inputs, by name.
-        operations: those on small tensors, in order.
+        inputs: the positions of inputs, by name.
+        operations: those on these inputs, and on each other's results, in order.
         outputs: the names of small results that the graph returns, by position.
         written: the names of small results that are copied into inputs, by the input's position.
     """
@@ -73,21 +74,22 @@ _NOTHING = SmallResults({}, (), {}, {})
 def small_results(graph: torch.fx.Graph) -> SmallResults:
     """What of a graph that Inductor has lowered has to be followed."""
     places = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
-    small = {node for node in places if _is_small(node)}
+    followed = {node for node in places if _is_whole(node)}
     operations, written = [], {}
     for node in graph.find_nodes(op="call_function", target=_COPY):
         target, value = node.args[:2]
         if target in places:
             written[places[target]] = value
     for node in graph.nodes:
-        if node.op == "call_function" and _can_be_followed(node, small):
-            small.add(node)
+        if node.op == "call_function" and _can_be_followed(node, followed):
+            followed.add(node)
             target = str(node.target)
             args = torch.fx.map_arg((node.args, node.kwargs), lambda each: SmallResult(each.name))
             operations.append(SmallOperation(node.name, target, *args))
-        elif isinstance(node.target, HigherOrderOperator):
-            small.difference_update(node.all_input_nodes)
+        elif _writes(node) and not (node.target is _COPY and node.args[0] in places):
+            followed.clear()
     (output,) = graph.find_nodes(op="output")
+    small = {node for node in followed if _is_small(node)}
     returned = enumerate(output.args[0])
     outputs = {place: node.name for place, node in returned if node in small and node not in places}
     copied = {place: value.name for place, value in written.items() if value in small}
@@ -100,6 +102,13 @@ def small_results(graph: torch.fx.Graph) -> SmallResults:
     )
 
 
+def _writes(node: torch.fx.Node) -> bool:
+    """Clause (3)."""
+    if isinstance(node.target, HigherOrderOperator):
+        return node.target.name() == "triton_kernel_wrapper_mutation"
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
 def _needed(operations: Sequence[SmallOperation], results: set[str]) -> set[str]:
     """The names of these results, and of what they are computed from."""
     needed = set(results)
@@ -109,17 +118,27 @@ def _needed(operations: Sequence[SmallOperation], results: set[str]) -> set[str]
     return needed
 
 
-def _can_be_followed(node: torch.fx.Node, small: set[torch.fx.Node]) -> bool:
-    inputs = node.all_input_nodes
-    is_known = bool(inputs) and all(each in small for each in inputs)
-    return is_known and _is_small(node) and is_pure(node.target)
+def _can_be_followed(node: torch.fx.Node, followed: set[torch.fx.Node]) -> bool:
+    is_known = all(each in followed for each in node.all_input_nodes)
+    return is_known and is_pure(node.target) and _is_whole(node) and _is_cheap(node)
 
 
-def _is_small(node: torch.fx.Node) -> bool:
+def _is_whole(node: torch.fx.Node) -> bool:
+    """Whether a node is a tensor whose values can be carried."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
-    return all(isinstance(size, int) for size in value.shape) and value.numel() <= TABLE
+    is_sized = all(isinstance(size, int) for size in value.shape)
+    return is_sized and is_carried(value.dtype, value.numel())
+
+
+def _is_cheap(node: torch.fx.Node) -> bool:
+    """Clause (1)."""
+    return _is_small(node) or node.target.is_view or not is_number(node.meta["val"].dtype)
+
+
+def _is_small(node: torch.fx.Node) -> bool:
+    return bool(node.meta["val"].numel() <= TABLE)
 
 
 def replacements(known: KnownValues, followed: Mapping[str, SmallResults]) -> list[Replacement]:
@@ -157,7 +176,7 @@ def replacements(known: KnownValues, followed: Mapping[str, SmallResults]) -> li
 def _values(
     known: KnownValues, small: SmallResults, inputs: Sequence[Any]
 ) -> Iterator[tuple[str, KnownTensor]]:
-    """Clause (1): what is known of a graph's small tensors, by name."""
+    """Clause (1): what is known of a graph's results, by name."""
     found: dict[str, KnownTensor] = {}
     for name, place in small.inputs.items():
         value = None if inputs[place].requires_grad else known.of(inputs[place])
