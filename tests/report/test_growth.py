@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,28 @@ def test_an_attribute_is_named_where_it_grows() -> None:
 
     line = Logger.log.__code__.co_firstlineno + 1
     assert f"held by `logger.outputs` ({THIS}:{line})" in leak
+
+
+def test_a_mapping_whose_values_cannot_be_read_is_searched_by_its_attributes() -> None:
+    """OmegaConf's configurations end with an error where a value is missing."""
+
+    class Settings(Mapping[str, object]):
+        def __init__(self) -> None:
+            self.outputs: list[torch.Tensor] = []
+
+        def __getitem__(self, name: str) -> object:
+            raise ValueError("missing")
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(["job"])
+
+        def __len__(self) -> int:
+            return 1
+
+    settings = Settings()
+    (leak,) = leaks_of(lambda: Trainer(lambda _, output: settings.outputs.append(output)).step)
+
+    assert "held by `settings.outputs`" in leak
 
 
 def test_what_an_argument_of_a_partial_keeps_is_a_leak() -> None:

@@ -134,7 +134,8 @@ def _is_whole(node: torch.fx.Node) -> bool:
 
 def _is_cheap(node: torch.fx.Node) -> bool:
     """Clause (1)."""
-    return _is_small(node) or node.target.is_view or not is_number(node.meta["val"].dtype)
+    is_view = getattr(node.target, "is_view", False)
+    return _is_small(node) or is_view or not is_number(node.meta["val"].dtype)
 
 
 def _is_small(node: torch.fx.Node) -> bool:
