@@ -9,7 +9,7 @@ from typing import Any
 from graphmem.errors import GraphmemError, InputError
 from graphmem.live import nvidia_smi
 from graphmem.live.gpu import VirtualGpu
-from graphmem.live.launchers import noting_commands, what_it_started
+from graphmem.live.launchers import noting_processes, what_it_started
 from graphmem.live.script import NoSuchProgramError, Program, as_on_card
 from graphmem.live.session import EnoughSteps
 from graphmem.time_limit import time_limit
@@ -49,9 +49,9 @@ def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Endi
     Raises:
         NoSuchProgramError: the program does not exist.
     """
-    with noting_commands() as commands:
+    with noting_processes() as processes:
         ending = _run(program, gpu, timeout)
-    started = None if gpu.was_used else what_it_started(commands)
+    started = None if gpu.was_used else what_it_started(processes)
     if started is None:
         return ending
     why = ending.why or "nothing ran on the card"

@@ -63,3 +63,15 @@ def test_other_programs_are_no_launchers(started: Callable[[str], Outcome]) -> N
     outcome = started("import subprocess\nsubprocess.run('true', shell=True)\n")
 
     assert "it started" not in outcome.stderr
+
+
+def test_a_function_in_another_process_is_named(started: Callable[[str], Outcome]) -> None:
+    """As I-JEPA's main.py starts its training."""
+    outcome = started(
+        "from multiprocessing import Process\n\ndef train(rank):\n    pass\n\n"
+        "process = Process(target=train, args=(0,))\nprocess.start()\nprocess.join()\n"
+    )
+
+    assert outcome.exit_code == 0
+    assert "nothing ran on the card; it called train (" in outcome.stderr
+    assert "script.py:3) in another process, which has no virtual card" in outcome.stderr
