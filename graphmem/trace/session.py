@@ -53,6 +53,7 @@ from graphmem.virtual_device.device_memory import DEFAULT_STREAM, DeviceMemory
 from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.patching import replaced
 
+_OPTIMIZERS = "torch.optim."
 _OF_A_NUMBER = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)
 """Errors that a wrong number may cause: a size, an index, a divisor, a branch."""
 
@@ -308,6 +309,8 @@ class Session:
         """Register every optimizer that steps, and when it does."""
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if torch.compiler.is_compiling() and _breaks_graphs(optimizer):
+                torch._dynamo.graph_break()
             known = self._optimizers.get(id(optimizer))
             if known is None or known() is not optimizer:
                 self._optimizers[id(optimizer)] = weakref.ref(optimizer)
@@ -341,3 +344,9 @@ def _without_logged_errors() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def _breaks_graphs(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step` breaks a compiled graph (`_use_grad_for_differentiable`, torch/optim/)."""
+    is_theirs = type(optimizer).__module__.startswith(_OPTIMIZERS)
+    return is_theirs and "differentiable" in optimizer.defaults

@@ -99,6 +99,26 @@ def test_the_report_says_what_was_fused_and_what_a_break_costs(
         assert "; 1 result of the graph before it (4.0 MiB), allocated for the code" in words
 
 
+def test_a_compiled_optimizer_breaks_where_pytorch_does(
+    tmp_path: Path, run_graphmem: Callable[..., Outcome]
+) -> None:
+    """`_use_grad_for_differentiable` breaks the graph itself (torch/optim/optimizer.py)."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "weight = torch.nn.Parameter(torch.zeros(64, 64, device='cuda'))\n"
+        "adam = torch.optim.Adam([weight], capturable=True)\n"
+        "weight.square().sum().backward()\n"
+        "torch.compile(lambda: adam.step())()\n"
+    )
+
+    words = " ".join(run_graphmem("run", str(script)).stderr.split())
+
+    assert "the graph breaks at" in words
+    assert "script.py:5: Call to `torch._dynamo.graph_break()`" in words
+    assert "whether compiled code goes on" not in words
+
+
 def test_a_program_that_compiles_nothing_has_no_such_finding() -> None:
     def build() -> Any:
         return TrainingStep(step=lambda: on_card().sin())

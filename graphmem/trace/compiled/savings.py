@@ -20,6 +20,9 @@ from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.differences import FORWARD_NODES_ARE_TAGGED
 from graphmem.trace.compiled.unknowns import Unknowns
 
+_WANTED = "Call to `torch._dynamo.graph_break()`"
+"""The break that graphmem makes where PyTorch's own code makes one next."""
+
 
 class Savings:
     """Notes what is compiled.
@@ -62,15 +65,22 @@ class Savings:
         return run
 
     def _note_break(self, reason: Any) -> None:
-        frame = reason.user_stack[-1] if reason.user_stack else None
-        if frame is not None and origin_of(frame.filename) is Origin.GRAPHMEM:
-            self._unknowns.broke()
-            return
-        source = frame and Source(short_path(frame.filename), frame.lineno, frame.name)
         lines = [line.strip() for line in reason.reason.splitlines()]
         what = next(filter(None, lines), "")
+        frames = list(reason.user_stack or ())
+        if frames and _is_own(frames[-1]):
+            if _WANTED not in what:
+                self._unknowns.broke()
+                return
+            frames = [each for each in frames if origin_of(each.filename) is Origin.USER]
+        frame = frames[-1] if frames else None
+        source = frame and Source(short_path(frame.filename), frame.lineno, frame.name)
         count, nbytes = len(self._passed_on), sum(map(_nbytes, self._passed_on))
         self.code.breaks.append(GraphBreak(what, source, count, nbytes))
+
+
+def _is_own(frame: Any) -> bool:
+    return origin_of(frame.filename) is Origin.GRAPHMEM
 
 
 def compiled_graph(graph: Any) -> CompiledGraph:
