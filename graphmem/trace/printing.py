@@ -102,7 +102,7 @@ def _of_items(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         held = list(_fakes_in(data)) if isinstance(data, (list, tuple)) else []
         if held and options.get("dtype") is None:
             options["dtype"] = reduce(torch.promote_types, (each.dtype for each in held))
-        return make(_read(data) if held else data, **options)
+        return make(_read(data, _depth(data)) if held else data, **options)
 
     return tensor
 
@@ -115,10 +115,31 @@ def _fakes_in(data: Any) -> Iterator[FakeTensor]:
             yield from _fakes_in(each)
 
 
-def _read(data: Any) -> Any:
+def _depth(data: Any) -> int:
+    """How many dimensions the result has, which the first items say.
+
+    A tensor among them counts as a number (`compute_sizes`, torch/csrc/utils/tensor_new.cpp).
+    """
+    if isinstance(data, (list, tuple)):
+        return 1 + (_depth(data[0]) if data else 0)
+    return 0 if isinstance(data, torch.Tensor) else int(getattr(data, "ndim", 0))
+
+
+def _read(data: Any, depth: int) -> Any:
+    """The numbers of tensors in a list.
+
+    Where the result has no dimension left, a tensor of one element is that number, whatever its
+    shape (`recursive_store`, torch/csrc/utils/tensor_new.cpp).
+    """
     if isinstance(data, FakeTensor):
-        return data.tolist()
-    return [_read(each) for each in data] if isinstance(data, (list, tuple)) else data
+        if depth or not data.ndim:
+            return data.tolist()
+        if data.numel() != 1:
+            raise ValueError("only one element tensors can be converted to Python scalars")
+        return data.item()
+    if not isinstance(data, (list, tuple)):
+        return data
+    return [_read(each, depth - 1) for each in data]
 
 
 def _refuse_numpy(tensor: FakeTensor) -> NoReturn:

@@ -110,3 +110,23 @@ def test_a_tensor_of_scalars_reads_its_known_values(make: Any) -> None:
     assert made[1].tolist() == [[2], [2], [2]]
     assert made[1].dtype == torch.int32
     assert not graph.assumptions
+
+
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor], ids=["tensor", "as_tensor"])
+def test_tensors_of_one_element_are_numbers_in_a_list(make: Any) -> None:
+    """Whatever their shape, as on the CPU; two elements fit only where the list has a dimension."""
+
+    def values(device: str) -> list[object]:
+        of = getattr(torch, make.__name__)
+        one, flat, two = (torch.ones(size, device=device) for size in ((1,), (1, 1), (2,)))
+        made = [
+            of(each).tolist() for each in ([one, 2.0], [flat, flat], [[one], [2]], [[3, 4], two])
+        ]
+        with pytest.raises(ValueError, match="only one element tensors") as refused:
+            of([two, two])
+        return [*made, str(refused.value)]
+
+    found: list[list[object]] = []
+    traced(lambda: found.append(values("cuda")))
+
+    assert found == [values("cpu")]
