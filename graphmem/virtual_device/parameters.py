@@ -24,6 +24,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from graphmem import constructors
 from graphmem.caller.tensors import Tensors, assign_data, become
 from graphmem.virtual_device import kept_gradients
 from graphmem.virtual_device.lazy_parameters import (
@@ -83,9 +84,19 @@ def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = make(data, tensor.requires_grad)
     else:
         made = _make_subclass(kind, data, tensor.requires_grad)
+    left = _of_every_fake(tensor) if isinstance(tensor, FakeTensor) else ()
     for name, value in vars(tensor).items():
-        vars(made).setdefault(name, value)
+        if name not in left:
+            vars(made).setdefault(name, value)
     return made
+
+
+def _of_every_fake(tensor: FakeTensor) -> frozenset[str]:
+    """The attributes that make a tensor fake; one on the CPU could not be pickled with its mode."""
+    with torch._C._DisableTorchDispatch():
+        memory = constructors.empty(0, device="meta")
+    made = FakeTensor(tensor.fake_mode, memory, torch.device("cpu"))
+    return frozenset(vars(made)) | {"_is_param"}  # which `Parameter.__new__` sets on other classes
 
 
 def _is_own_parameter(kind: type) -> bool:

@@ -534,6 +534,17 @@ def test_a_pickled_tensor_has_its_bytes_and_returns_to_the_card() -> None:
     assert 0 < len(written) - 2 * (4 << 20) < 2048
 
 
+def test_a_module_that_was_on_the_card_is_pickled_on_the_host() -> None:
+    """Whole, as EDM2 and StyleGAN write their networks."""
+    with VirtualGpu("a100-80gb"):
+        moved = nn.Linear(4, 4).cuda().cpu()
+        moved.weight.note = "the user's"  # type: ignore[assignment]
+        read = pickle.loads(pickle.dumps(moved))
+
+        assert (type(read.weight), read.weight.device.type) == (nn.Parameter, "cpu")
+        assert vars(read.weight) == {"note": "the user's"}
+
+
 def test_a_model_on_the_meta_device_trains_beside_the_card() -> None:
     """As litgpt counts its model's operations (`measure_flops`)."""
     with VirtualGpu("a100-80gb"), torch.device("meta"):
