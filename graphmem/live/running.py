@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,10 @@ from graphmem.user_errors import hint_of, place_of
 from graphmem.virtual_device.stand_ins import stand_in_for
 
 INTERRUPTED = 130
+_LONGEST = 300
+"""The most characters of an error's message in the last line."""
+_BUILDS = "torch/utils/cpp_extension.py"
+"""What compiles a program's extensions (`torch.utils.cpp_extension.load`)."""
 
 _UNTRAINED = ", which counts forward passes until something trains: a larger N may reach that"
 
@@ -124,7 +129,18 @@ def _hint(error: BaseException, gpu: VirtualGpu) -> str:
             f"the stand-in lacks it: install the package's Python part ({stand_in.install}), "
             "which runs over the same kernels"
         )
-    return hint_of(error)
+    return hint_of(error) or _hint_on_extensions(error)
+
+
+def _hint_on_extensions(error: BaseException) -> str:
+    """What to say if the program failed to compile code of its own."""
+    frames = traceback.walk_tb(error.__traceback__)
+    if not any(each.f_code.co_filename.endswith(_BUILDS) for each, _ in frames):
+        return ""
+    return (
+        "CUDA code that a program compiles does not run on the virtual card, and what it allocates "
+        "is not known"
+    )
 
 
 def _where(error: InputError) -> str | None:
@@ -137,4 +153,5 @@ def _first_sentence(error: BaseException) -> str:
     """The message up to the details that the traceback has shown."""
     line = next(iter(str(error).splitlines()), "")
     sentence, end, rest = line.partition(". ")
-    return sentence + end.strip() if rest else line
+    sentence = sentence + end.strip() if rest else line
+    return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}…"

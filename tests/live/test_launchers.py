@@ -75,3 +75,17 @@ def test_a_function_in_another_process_is_named(started: Callable[[str], Outcome
     assert outcome.exit_code == 0
     assert "nothing ran on the card; it called train (" in outcome.stderr
     assert "script.py:3) in another process, which has no virtual card" in outcome.stderr
+
+
+def test_code_that_a_program_compiles_for_the_card_is_said_not_to_run(
+    started: Callable[[str], Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As RWKV-LM compiles its kernels; without a compiler `load` ends before it starts one."""
+    monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
+    outcome = started(
+        "from torch.utils.cpp_extension import load\n"
+        "load(name='kernel', sources=['kernel.cpp', 'kernel.cu'])\n"
+    )
+
+    assert outcome.exit_code == 1
+    assert "CUDA code that a program compiles does not run on the virtual card" in outcome.stderr
