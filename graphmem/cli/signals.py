@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -12,6 +13,8 @@ from types import FrameType
 
 _SAME = 0.5
 """Within so many seconds two signals are one."""
+_LATER = 0.05
+"""Seconds after which a signal is sent again."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -22,6 +25,9 @@ class Terminated(KeyboardInterrupt):
 def orderly_termination() -> Iterator[None]:
     """Have SIGTERM raise `Terminated`, unless the program handles it already.
 
+    Python ignores what is raised in a callback of its cycle collector (`gc.callbacks`), as graphmem
+    has one, so a signal that arrives there is sent again.
+
     A script's `except BaseException` may swallow that, so a second SIGTERM ends the process, unless
     it is the same: `timeout` sends one to its child and one to its group (coreutils' timeout.c).
     """
@@ -31,7 +37,10 @@ def orderly_termination() -> Iterator[None]:
         return
     owner, received = os.getpid(), list[float]()
 
-    def end(number: int, _frame: FrameType | None) -> None:
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == owner and _is_in_collector(frame):
+            _send_later(number)
+            return
         received.append(time.monotonic())
         if os.getpid() == owner and len(received) == 1:
             raise Terminated
@@ -45,3 +54,17 @@ def orderly_termination() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGTERM) is end:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _is_in_collector(frame: FrameType | None) -> bool:
+    functions = [getattr(each, "__func__", each) for each in gc.callbacks]
+    codes = {getattr(each, "__code__", None) for each in functions}
+    while frame is not None and frame.f_code not in codes:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _send_later(number: int) -> None:
+    timer = threading.Timer(_LATER, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()

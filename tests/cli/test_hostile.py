@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import os
 import signal
 import subprocess
@@ -255,3 +256,18 @@ def test_a_missing_or_read_only_home_does_not_matter(home: str | None, tmp_path:
 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+def test_a_signal_that_arrives_in_a_callback_of_the_cycle_collector_counts() -> None:
+    """Python prints and forgets what is raised there."""
+
+    def terminate(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with orderly_termination():
+        gc.callbacks.append(terminate)
+        gc.collect()
+        gc.callbacks.remove(terminate)
+        with pytest.raises(Terminated):
+            time.sleep(5)
