@@ -105,7 +105,7 @@ def small_results(graph: torch.fx.Graph) -> SmallResults:
 def _writes(node: torch.fx.Node) -> bool:
     """Clause (3)."""
     if isinstance(node.target, HigherOrderOperator):
-        return node.target.name() == "triton_kernel_wrapper_mutation"
+        return bool(node.target.name() == "triton_kernel_wrapper_mutation")
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
