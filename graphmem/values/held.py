@@ -6,7 +6,7 @@ A view has its base's values, because it shares its memory. The values die with 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -69,6 +69,10 @@ class Operand(NamedTuple):
         return self.geometry.view_of(memory)
 
 
+Written = weakref.ref[torch.UntypedStorage]
+"""Fake memory that is written into."""
+
+
 class _Held(weakref.ref[torch.UntypedStorage]):
     """A weak reference to fake memory, with its values; they are dropped together."""
 
@@ -90,6 +94,28 @@ class HeldValues:
         """Start without values."""
         self._held: dict[int, _Held] = {}
         self._postponed: weakref.WeakSet[RealMemory] = weakref.WeakSet()
+        self._captured: dict[int, Written] | None = None
+
+    def capture(self) -> None:
+        """Know nothing of what follows: a CUDA graph captures it, and a replay runs it."""
+        self._captured = {}
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether operations are captured, which run only later."""
+        return self._captured is not None
+
+    def end_capture(self) -> Sequence[Written]:
+        """The memory that a replay of what was captured writes into."""
+        captured, self._captured = self._captured or {}, None
+        return [*captured.values()]
+
+    def replayed(self, captured: Iterable[Written]) -> None:
+        """Forget the values of what a replay writes into."""
+        for written in captured:
+            memory = written()
+            if memory is not None:
+                self._held.pop(memory._cdata, None)
 
     def of(self, tensor: torch.Tensor) -> KnownTensor | None:
         """The values of a tensor; None if they are not known."""
@@ -157,7 +183,7 @@ class HeldValues:
     def forget(self, tensor: torch.Tensor) -> None:
         """Forget the values of a tensor's storage."""
         if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
-            self._held.pop(tensor.untyped_storage()._cdata, None)
+            self._forget(tensor.untyped_storage())
 
     def is_new(self, output: Any) -> bool:
         """Whether an output has memory of its own, which has no values yet."""
@@ -169,9 +195,17 @@ class HeldValues:
         )
 
     def _keep(self, memory: torch.UntypedStorage, values: RealMemory, basis: Basis) -> None:
+        if self._captured is not None:
+            self._forget(memory)
+            return
         held = _Held(memory, self._drop)
         held.key, held.memory, held.basis = memory._cdata, values, basis
         self._held[held.key] = held
+
+    def _forget(self, memory: torch.UntypedStorage) -> None:
+        self._held.pop(memory._cdata, None)
+        if self._captured is not None:
+            self._captured[memory._cdata] = weakref.ref(memory)
 
     def _drop(self, held: _Held) -> None:
         if self._held.get(held.key) is held:

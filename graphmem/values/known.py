@@ -19,6 +19,8 @@ Clauses:
 
 (8) Large results of an elementwise operation are computed when something asks for them, or before
     an operand changes: most masks are never read.
+(9) What a CUDA graph captures does not run until it is replayed: nothing is known of what it
+    writes, neither after the capture nor after a replay.
 
 Not covered: sparse, nested and quantised tensors, and other libraries' operators.
 """
@@ -84,8 +86,12 @@ class KnownValues(HeldValues):
         except KeyError:
             plan = self._plans[func] = plan_of(func)
         if plan is None:
-            if func in EMPTY and is_table(result):
-                self._make_room(result, zeroed=True)
+            self._begin_table(func, result)
+            return
+        if self.is_capturing:
+            places = (_argument(args, kwargs, place) for place in plan.writes)
+            for written in _tensors(places if plan.writes else [result]):
+                self.forget(written)
             return
         if plan.writes:
             self._write(plan, func, args, kwargs)
@@ -103,6 +109,11 @@ class KnownValues(HeldValues):
             basis |= {self._assumed(_RANDOM)}
         for output, value in _pairs(result, real):
             self.note_output(output, value, basis)
+
+    def _begin_table(self, func: Any, result: Any) -> None:
+        """Clause (7)."""
+        if func in EMPTY and is_table(result):
+            self._make_room(result, zeroed=True)
 
     def _postpone(
         self, plan: ValuePlan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any

@@ -56,11 +56,14 @@ def virtual_cuda(
     ensure_cuda_device_guard()
     of_build = getattr(torch._C, _CONVOLUTION_LAYOUT)
     is_live = is_live and memory is not None
+    known = getattr(fake_mode, "known", None)
     of_parameters = [] if is_live else parameters.fake_from_birth(fake_mode)
     with (
         replaced(
             [
-                *cuda_api.replacements(gpu, memory, torch_release, pinned, is_live=is_live),
+                *cuda_api.replacements(
+                    gpu, memory, torch_release, pinned, known=known, is_live=is_live
+                ),
                 *parameters.moved_by_data(before or Tensors(())),
                 *of_parameters,
                 *subclasses.replacements(),

@@ -26,6 +26,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 from graphmem.allocator import CachingAllocator
 from graphmem.gpus import Gpu
 from graphmem.torch_releases import parse_release
+from graphmem.values.held import HeldValues
 from graphmem.virtual_device.cuda_graphs import graph_replacements
 from graphmem.virtual_device.cuda_libraries import library_replacements, refused_pools
 from graphmem.virtual_device.data_parallel import data_parallel_replacements
@@ -59,6 +60,7 @@ def replacements(
     torch_release: tuple[int, int] | None = None,
     pinned: PinnedMemory | None = None,
     *,
+    known: HeldValues | None = None,
     is_live: bool = True,
 ) -> list[Replacement]:
     """List the attributes to replace so that code written for a card sees one.
@@ -68,6 +70,7 @@ def replacements(
         memory: the device's memory; None makes CUDA graphs and pools errors.
         torch_release: the version of torch to simulate; default: the installed one.
         pinned: counts page-locked memory.
+        known: the values of tensors.
         is_live: whether the memory answers queries; otherwise they are errors.
     """
     # `with torch.device(…)` recognizes factories by identity, and caches them on first use.
@@ -82,7 +85,7 @@ def replacements(
     else:
         handles = PoolHandles()
         pools = [
-            *graph_replacements(memory, handles, release),
+            *graph_replacements(memory, handles, release, known or HeldValues()),
             *pool_replacements(memory, handles),
         ]
     pinned = pinned or PinnedMemory()

@@ -11,6 +11,7 @@ allocator (`cudaGraphInstantiate`).
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -22,6 +23,7 @@ from graphmem.torch_releases.differences import (
     SEED_WHEN_NEEDED,
     Release,
 )
+from graphmem.values.held import HeldValues, Written
 from graphmem.virtual_device.device_memory import DEFAULT_STREAM, DeviceMemory
 from graphmem.virtual_device.live_run import GiveBack
 from graphmem.virtual_device.memory_pools import PoolHandles
@@ -109,12 +111,12 @@ class RandomStates:
 
 
 def graph_replacements(
-    memory: DeviceMemory, handles: PoolHandles, release: Release
+    memory: DeviceMemory, handles: PoolHandles, release: Release, known: HeldValues
 ) -> list[Replacement]:
     """List the replacements of the classes and functions of CUDA graphs."""
     captures = memory.captures
     bases: list[Replacement] = [
-        (torch._C, "_CUDAGraph", _graph_base(memory, handles, release)),
+        (torch._C, "_CUDAGraph", _graph_base(memory, handles, release, known)),
         (torch._C, "_graph_pool_handle", handles.of_user),
         (
             torch._C,
@@ -134,7 +136,9 @@ def graph_replacements(
     ]
 
 
-def _graph_base(memory: DeviceMemory, handles: PoolHandles, release: Release) -> type:
+def _graph_base(
+    memory: DeviceMemory, handles: PoolHandles, release: Release, known: HeldValues
+) -> type:
     """The base class of `torch.cuda.CUDAGraph` (aten/src/ATen/cuda/CUDAGraph.cpp)."""
     states = RandomStates(memory, release)
 
@@ -142,6 +146,7 @@ def _graph_base(memory: DeviceMemory, handles: PoolHandles, release: Release) ->
         _memory = memory
         _states = states
         _handles = handles
+        _known = known
 
     return Base
 
@@ -157,6 +162,7 @@ class _Capture:
         self._graph = graph
         self.pool_id = EVERYBODYS
         self.retained: list[PoolId] = []  # other pools that a capture allocated from
+        self.written: Sequence[Written] = ()
         self.is_over = False
 
     def graph(self) -> Any:
@@ -188,6 +194,7 @@ class CudaGraphBase:
     _memory: DeviceMemory
     _states: RandomStates
     _handles: PoolHandles
+    _known: HeldValues
     _capture: _Capture
     _has_graph_exec = False
 
@@ -223,6 +230,7 @@ class CudaGraphBase:
         self._memory.begin_pool(capture.pool_id, lambda asked: captures.graph_of(asked) is capture)
         captures.begin(stream, capture)
         self._states.begin(capture)
+        self._known.capture()
 
     def capture_end(self) -> None:
         """End the capture; the graph can then be replayed."""
@@ -231,6 +239,7 @@ class CudaGraphBase:
             raise RuntimeError("Capture must end on the same stream it began on.")
         self._memory.end_pool(self._capture.pool_id)
         captures.end(self._capture)
+        self._capture.written = self._known.end_capture()
         self._capture.is_over = True
 
     # From torch 2.14 on `capture_end` is Python, which instantiates the graph between these two.
@@ -247,6 +256,7 @@ class CudaGraphBase:
     def replay(self) -> None:
         """Launch what was captured."""
         self._capture.require("Called CUDAGraph::replay without a preceding successful capture.")
+        self._known.replayed(self._capture.written)
 
     def pool(self) -> PoolId:
         """The id of its pool, which other graphs can share."""

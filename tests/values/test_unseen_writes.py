@@ -89,3 +89,30 @@ def run_program(text: str, folder: Path, run_graphmem: Callable[..., Outcome]) -
     outcome = run_graphmem("run", "--gpu", "h100-80gb", str(folder / "script.py"))
     assert outcome.exit_code == 0
     return outcome
+
+
+CAPTURED = """
+import torch
+
+count, length = (torch.zeros((), dtype=torch.long, device="cuda") for _ in range(2))
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    count += 1
+    length = length + 1
+count.zero_()
+print(count.item())
+graph.replay()
+print(count.item(), length.item())
+"""
+
+
+def test_what_a_cuda_graph_writes_is_unknown_after_a_replay(
+    tmp_path: Path, run_graphmem: Callable[..., Outcome]
+) -> None:
+    """A card has 1 and 1; here they are assumed, and nothing says that the 0 before it is."""
+    outcome = run_program(CAPTURED, tmp_path, run_graphmem)
+
+    assert outcome.stdout.splitlines() == ["0", "0 0"]
+    assert "assuming count = 0 (nothing is computed)" in outcome.stderr
+    assert "assuming length = 0 (nothing is computed)" in outcome.stderr
+    assert "script.py:11: assuming" not in outcome.stderr

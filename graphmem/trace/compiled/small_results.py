@@ -236,7 +236,7 @@ class _Write(NamedTuple):
     def of(cls, known: KnownValues, tensor: Any, value: KnownTensor | None) -> Self | None:
         """Clause (2), before the graph runs; None if there is nothing to write."""
         values = known.of(tensor) if isinstance(tensor, FakeTensor) else None
-        if values is None or value is None:
+        if values is None or value is None or known.is_capturing:
             known.forget(tensor)
             return None
         return cls(values.tensor, known.saved(tensor), value)
