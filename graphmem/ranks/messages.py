@@ -144,7 +144,9 @@ class Messages:
             self._folder = Path(
                 shared
                 if shared is not None
-                else self._stack.enter_context(TemporaryDirectory(prefix="graphmem-messages-"))
+                else self._stack.enter_context(
+                    TemporaryDirectory(prefix="graphmem-messages-", ignore_cleanup_errors=True)
+                )
             )
             if _claim(rank, self._folder):
                 mark_started(rank, self._folder, os.getpid())
