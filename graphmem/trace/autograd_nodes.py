@@ -10,6 +10,7 @@ from torch.autograd.function import BackwardCFunction
 from graphmem.caller.tensors import leaf_of
 from graphmem.frames import short_path
 from graphmem.graph import AutogradNode, Op, Source
+from graphmem.trace.node_names import name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.saved_tensors import SavedTensorHooks
 
@@ -30,13 +31,13 @@ class AutogradNodes:
         `AccumulateGrad` is left out: it saves nothing, and the nodes before it name its leaf.
         """
         number = node._sequence_nr()
-        if node.name() == _ACCUMULATE_GRAD or number in self._known:
+        if name_of(node) == _ACCUMULATE_GRAD or number in self._known:
             return
         self._known.add(number)
         self._recorder.graph.autograd_nodes.append(
             AutogradNode(
                 number=number,
-                name=sys.intern(node.name()),
+                name=sys.intern(name_of(node)),
                 op=None if forward is None else forward.index,
                 next=tuple(self._next(following) for following, _ in node.next_functions),
                 saved=tuple(self._saved.describe(node)),
@@ -47,7 +48,7 @@ class AutogradNodes:
     def _next(self, node: Any) -> int | str | None:
         if node is None:
             return None
-        if node.name() == _ACCUMULATE_GRAD:
+        if name_of(node) == _ACCUMULATE_GRAD:
             return self._recorder.identity_of(leaf_of(node)) or "a leaf tensor"
         number: int = node._sequence_nr()
         return number

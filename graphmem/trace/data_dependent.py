@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 
 from graphmem import constructors
 from graphmem.trace.composites import run_in_parts
+from graphmem.trace.node_names import name_of
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.sizes_by_data import SizesByDataMode
 from graphmem.virtual_device.operators import KERNELS
@@ -162,7 +163,7 @@ class DataDependentMode(SizesByDataMode):
         """
         given = [index for index in indices if index is not None]
         is_mask = len(given) == 1 and _is_mask(given[0]) and isinstance(given[0], FakeTensor)
-        is_gradient = self.node is not None and self.node.name() == "IndexBackward0"
+        is_gradient = self.node is not None and name_of(self.node) == "IndexBackward0"
         is_on_card = isinstance(tensor, FakeTensor) and tensor.fake_device.type != "cpu"
         return is_mask and is_gradient and is_on_card and options[:1] == (True,)
 

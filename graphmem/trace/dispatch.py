@@ -29,6 +29,7 @@ from graphmem.trace.higher_order import run_without_modes
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
 from graphmem.trace.location import Location
 from graphmem.trace.messages import NoKernelOnCardError
+from graphmem.trace.node_names import name_of
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.reads import Reads
 from graphmem.trace.real_tensors import REAL_CPU_ELEMENTS, stays_real
@@ -309,7 +310,7 @@ class TraceMode(TorchDispatchMode):
         if node is None:
             source = self._location.source()
         else:
-            autograd_node = sys.intern(node.name())
+            autograd_node = sys.intern(name_of(node))
             made_by = self.forward_of(node)
             if made_by is not None:
                 forward, source = made_by.index, made_by.source

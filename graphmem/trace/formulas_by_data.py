@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from graphmem.trace.node_names import name_of
 from graphmem.virtual_device.notes import Note
 
 Gradients = list[Any]
@@ -25,7 +26,7 @@ SELECTS_NOTHING = "_graphmem_selects_nothing"
 
 def formula_by_data(node: Any) -> Formula | None:
     """The function that replaces a node's formula, if any."""
-    return _FORMULAS.get(node.name())
+    return _FORMULAS.get(name_of(node))
 
 
 def _prod(node: Any, grad: torch.Tensor, wanted: set[int]) -> Gradients:

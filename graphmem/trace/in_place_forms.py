@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from graphmem.torch_releases import TIES_ARE_SPLIT, installed_release
+from graphmem.trace.node_names import name_of
 from graphmem.trace.transform_levels import TransformLevels
 from graphmem.virtual_device.notes import NOTHING, Note
 
@@ -141,7 +142,7 @@ class InPlaceForms:
         """
         form = _IN_PLACE.get(func)
         if node is not None:
-            form = _IN_FORMULA.get(node.name(), _IN_PLACE).get(func)
+            form = _IN_FORMULA.get(name_of(node), _IN_PLACE).get(func)
         if form is None or self._observed or self._levels:
             return func
         makers = form.makers

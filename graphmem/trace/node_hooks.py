@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from graphmem.caller.tensors import leaf_of
 from graphmem.trace.freed_graphs import looked_at
+from graphmem.trace.node_names import name_of
 from graphmem.trace.saved_variables import note_gradient
 
 Gradients = list[torch.Tensor | None]
@@ -33,7 +34,7 @@ def key_of(node: Any) -> NodeKey:
 
     Sequence numbers are unique, except for `AccumulateGrad`, which is identified by its variable.
     """
-    if node.name().endswith("AccumulateGrad"):
+    if name_of(node).endswith("AccumulateGrad"):
         return ("leaf", id(leaf_of(node)))
     return ("node", node._sequence_nr())
 

@@ -25,6 +25,7 @@ from graphmem.frames import acts_for_the_program
 from graphmem.graph import OwnerKind, Storage
 from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
 from graphmem.trace import jit_tracer
+from graphmem.trace.node_names import name_of
 from graphmem.trace.python_functions import is_argument
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replaced_storages import ReplacedStorages
@@ -340,7 +341,7 @@ class SavedTensorHooks:
                 if isinstance(saved, SavedToken):
                     found.append(saved)
                     saved.field = name
-                    saved.name_after(f"{node.name()}.{field}")
+                    saved.name_after(f"{name_of(node)}.{field}")
         return sorted(found, key=lambda saved: saved.number)
 
     def _unexposed(self, node: Any, unpacked: list[SavedToken]) -> list[SavedToken]:
@@ -353,7 +354,7 @@ class SavedTensorHooks:
         held = [*self._saved_under(node), *unpacked]
         for saved in held:
             if saved.owner is not None:
-                saved.owner.name = saved.owner.name or str(node.name())
+                saved.owner.name = saved.owner.name or str(name_of(node))
         is_copy = isinstance(node, _FUNCTIONS.CopySlices)
         if is_copy and not INNER_NODES_ARE_DESTROYED.holds_in(installed_release()):
             held.sort(key=lambda saved: saved.number)

@@ -26,6 +26,7 @@ from graphmem.torch_releases.differences import (
     NAN_CHECKS_ARE_LEFT_OUT,
     VERSION_ERRORS_NAME_OPERATIONS,
 )
+from graphmem.trace.node_names import name_of
 
 # The setter in C++: a virtual GPU replaces `data` (graphmem/virtual_device/parameters.py).
 _set_data: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
@@ -120,7 +121,9 @@ class SavedVersion:
         if not _RESULT.fullmatch(field):
             variable = self._variable()
             made_by: Any = None if variable is None else variable.grad_fn
-            node = made_by.name() if made_by is not None else _REGENERATED if self._is_view else ""
+            node = (
+                name_of(made_by) if made_by is not None else _REGENERATED if self._is_view else ""
+            )
         if not VERSION_ERRORS_NAME_OPERATIONS.holds_in(installed_release()):
             return node
         return re.sub(r"Backward\d*$", "", node)

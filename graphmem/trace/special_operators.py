@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem import constructors
 from graphmem.trace.dispatch import TraceMode
+from graphmem.trace.node_names import name_of
 from graphmem.trace.saved_tensors import is_just_unpacked
 from graphmem.trace.storage_parts import StoragePart, set_in_whole
 from graphmem.virtual_device.attention import FUSED_ATTENTION, as_returned, efficient_gradients
@@ -160,7 +161,7 @@ class SpecialOperatorsMode(TraceMode):
 
         That is `retain_variables` in derivatives.yaml, which only the real engine can set.
         """
-        is_recurrent = self.node is not None and self.node.name() == "CudnnRnnBackward0"
+        is_recurrent = self.node is not None and name_of(self.node) == "CudnnRnnBackward0"
         if is_recurrent and not self.keeps_graph:
             return args[0]
         return self._run(func, types, args, kwargs)

@@ -292,6 +292,27 @@ class TestTraining:
         assert done.exit_code == 0
         assert "held by the variable lazy['x']" in done.stderr
 
+    def test_a_function_may_keep_a_name_of_its_own(self, run: Run, tmp_path: Path) -> None:
+        """Lingua's probe does; the context is the autograd node, which has a method `name`."""
+        script = tmp_path / "probe.py"
+        script.write_text(
+            "import torch\n"
+            "class Probe(torch.autograd.Function):\n"
+            "    @staticmethod\n"
+            "    def forward(ctx, x, name):\n"
+            "        ctx.name = name\n"
+            "        return x.clone()\n"
+            "    @staticmethod\n"
+            "    def backward(ctx, gradient):\n"
+            "        print(ctx.name)\n"
+            "        return gradient * 2, None\n"
+            "weight = torch.ones(1024, device='cuda', requires_grad=True)\n"
+            "Probe.apply(weight * 2, 'wq').sum().backward()\n"
+        )
+        done = run(script)
+
+        assert (done.exit_code, done.stdout) == (0, "wq\n"), done.stderr
+
     def test_an_assumption_is_printed_once_and_can_be_overridden(self, run: Run) -> None:
         chosen = ["--assume", "loss=2.5", "--assume", "training.py:18=6.4"]
         done = run(*chosen, SCRIPTS / "training.py", "--epochs", "2")
