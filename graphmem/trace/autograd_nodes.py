@@ -10,7 +10,7 @@ from torch.autograd.function import BackwardCFunction
 from graphmem.caller.tensors import leaf_of
 from graphmem.frames import short_path
 from graphmem.graph import AutogradNode, Op, Source
-from graphmem.trace.node_names import name_of
+from graphmem.trace.python_functions import name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.saved_tensors import SavedTensorHooks
 

@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import (
 
 from graphmem import constructors
 from graphmem.trace.composites import run_in_parts
-from graphmem.trace.node_names import name_of
 from graphmem.trace.operands import tensors_of
+from graphmem.trace.python_functions import name_of
 from graphmem.trace.sizes_by_data import SizesByDataMode
 from graphmem.virtual_device.operators import KERNELS
 from graphmem.virtual_device.operators.lengths import lengths_on_host

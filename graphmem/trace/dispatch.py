@@ -29,8 +29,8 @@ from graphmem.trace.higher_order import run_without_modes
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
 from graphmem.trace.location import Location
 from graphmem.trace.messages import NoKernelOnCardError
-from graphmem.trace.node_names import name_of
 from graphmem.trace.operands import tensors_of
+from graphmem.trace.python_functions import name_of
 from graphmem.trace.reads import Reads
 from graphmem.trace.real_tensors import REAL_CPU_ELEMENTS, stays_real
 from graphmem.trace.recorder import Recorder

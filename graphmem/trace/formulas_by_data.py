@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from graphmem.trace.node_names import name_of
+from graphmem.trace.python_functions import name_of
 from graphmem.virtual_device.notes import Note
 
 Gradients = list[Any]

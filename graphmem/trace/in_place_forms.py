@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from graphmem.torch_releases import TIES_ARE_SPLIT, installed_release
-from graphmem.trace.node_names import name_of
+from graphmem.trace.python_functions import name_of
 from graphmem.trace.transform_levels import TransformLevels
 from graphmem.virtual_device.notes import NOTHING, Note
 

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from graphmem.caller.tensors import leaf_of
 from graphmem.trace.freed_graphs import looked_at
-from graphmem.trace.node_names import name_of
+from graphmem.trace.python_functions import name_of
 from graphmem.trace.saved_variables import note_gradient
 
 Gradients = list[torch.Tensor | None]

@@ -166,3 +166,13 @@ def _per_tensor(node: Any, results: tuple[Any, ...], edges: Edges) -> list[Any]:
         takes_next = left and left[0][1] == (following is not None)
         outputs.append(left.popleft()[0] if takes_next else None)
     return outputs
+
+
+def name_of(node: Any) -> str:
+    """A node's name, also of a program's `Function` that keeps a `name` of its own in its context.
+
+    The context is the node (torch/autograd/function.py, `BackwardCFunction`), so `ctx.name = "wq"`
+    hides the method; Lingua's probe does so.
+    """
+    name: str = type(node).name(node)
+    return name

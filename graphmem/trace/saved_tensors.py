@@ -25,8 +25,7 @@ from graphmem.frames import acts_for_the_program
 from graphmem.graph import OwnerKind, Storage
 from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
 from graphmem.trace import jit_tracer
-from graphmem.trace.node_names import name_of
-from graphmem.trace.python_functions import is_argument
+from graphmem.trace.python_functions import is_argument, name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replaced_storages import ReplacedStorages
 from graphmem.trace.saved_fields import SavedFields

@@ -26,7 +26,7 @@ from graphmem.torch_releases.differences import (
     NAN_CHECKS_ARE_LEFT_OUT,
     VERSION_ERRORS_NAME_OPERATIONS,
 )
-from graphmem.trace.node_names import name_of
+from graphmem.trace.python_functions import name_of
 
 # The setter in C++: a virtual GPU replaces `data` (graphmem/virtual_device/parameters.py).
 _set_data: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
