@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.cuda._utils import _get_device_index
 
 from graphmem.virtual_device.patching import Replacement
 
@@ -28,7 +27,7 @@ def sensors() -> list[Replacement]:
 
 def _idle(sensor: Callable[..., int]) -> Callable[..., int]:
     def read(device: Any = None) -> int:
-        torch.cuda.get_device_properties(_get_device_index(device, optional=True))  # or an error
+        torch.cuda.get_device_properties(device)  # or an error
         return 0
 
     read.__name__, read.__doc__ = sensor.__name__, sensor.__doc__
@@ -37,5 +36,5 @@ def _idle(sensor: Callable[..., int]) -> Callable[..., int]:
 
 def _memory_used(device: Any = None) -> int:
     """The bytes of the card that are in use."""
-    free, total = torch.cuda.mem_get_info(_get_device_index(device, optional=True))
+    free, total = torch.cuda.mem_get_info(device)
     return total - free
