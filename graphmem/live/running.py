@@ -10,9 +10,9 @@ from typing import Any
 from graphmem.errors import GraphmemError, InputError
 from graphmem.live import nvidia_smi
 from graphmem.live.gpu import VirtualGpu
-from graphmem.live.launchers import noting_processes, what_it_started
 from graphmem.live.script import NoSuchProgramError, Program, as_on_card
 from graphmem.live.session import EnoughSteps
+from graphmem.live.started_processes import noting_processes, what_it_started
 from graphmem.time_limit import time_limit
 from graphmem.user_errors import hint_of, place_of
 from graphmem.virtual_device.stand_ins import stand_in_for

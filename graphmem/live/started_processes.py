@@ -1,0 +1,96 @@
+"""What a program starts in other processes, which have no virtual card.
+
+It may be a launcher, as `axolotl train` starts, or a function of the program's own, as I-JEPA's
+main.py calls. The user is told at the end if nothing ran on the card.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, wraps
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from graphmem.frames import is_program, short_path
+from graphmem.live.launchers import LAUNCHER, without_launcher
+from graphmem.virtual_device.patching import replaced
+
+
+class Started(NamedTuple):
+    """What a program started in other processes.
+
+    Attributes:
+        commands: the commands, with their arguments.
+        functions: those that it calls in processes of `multiprocessing`.
+    """
+
+    commands: list[list[str]]
+    functions: list[FunctionType]
+
+
+def what_it_started(started: Started) -> str | None:
+    """A sentence on the first launcher or function of its own that a program started, or None."""
+    for launcher, *arguments in started.commands:
+        name = Path(launcher).name
+        if LAUNCHER.fullmatch(name):
+            return (
+                f"it started {name}, in a process that has no virtual card; name what that runs: "
+                f"{without_launcher(arguments)}"
+            )
+    for function in started.functions:
+        code = function.__code__
+        if is_program(code.co_filename):
+            return (
+                f"it called {function.__name__} ({short_path(code.co_filename)}:"
+                f"{code.co_firstlineno}) in another process, which has no virtual card; "
+                "run a script that calls it in its own process"
+            )
+    return None
+
+
+_noting: list[Started] = []
+"""Where it is noted what the programs that run start."""
+
+
+@contextmanager
+def noting_processes() -> Iterator[Started]:
+    """Note the processes that the program starts."""
+    _hook()
+    started = Started([], [])
+    _noting.append(started)
+    try:
+        with replaced([(BaseProcess, "start", _noting_start(started))]):
+            yield started
+    finally:
+        _noting.pop()
+
+
+def _noting_start(started: Started) -> Callable[[Any], None]:
+    start = BaseProcess.start
+
+    @wraps(start)
+    def note_and_start(process: Any) -> None:
+        function = getattr(process, "_target", None)
+        if isinstance(function, FunctionType):
+            started.functions.append(function)
+        start(process)
+
+    return note_and_start
+
+
+@cache
+def _hook() -> None:
+    """Hear of processes from now on: an audit hook cannot be removed."""
+    sys.addaudithook(_note)
+
+
+def _note(event: str, args: tuple[object, ...]) -> None:
+    if event == "subprocess.Popen" and _noting:
+        _, command, *_ = args
+        parts = [command] if isinstance(command, str | bytes | os.PathLike) else command
+        _noting[-1].commands.append([os.fsdecode(each) for each in parts])  # type: ignore[attr-defined]
