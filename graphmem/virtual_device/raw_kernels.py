@@ -9,7 +9,9 @@ Not covered: errors in the kernel's source.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from torch.cuda import _utils
@@ -38,12 +40,12 @@ def raw_kernel_replacements() -> list[Replacement]:
     """List what compiling and launching a kernel replaces."""
     driver = _Driver()
     launch = _utils._CudaKernel.__call__
+    signature = inspect.signature(launch)
 
-    def launch_and_forget(
-        kernel: Any, grid: Any = (1, 1, 1), block: Any = (1, 1, 1), args: Any = None, **more: Any
-    ) -> None:
-        launch(kernel, grid, block, args, **more)
-        forget(args or ())
+    @wraps(launch)
+    def launch_and_forget(*given: Any, **named: Any) -> None:
+        launch(*given, **named)
+        forget(signature.bind(*given, **named).arguments.get("args") or ())
 
     return [
         (_utils._CudaKernel, "__call__", launch_and_forget),

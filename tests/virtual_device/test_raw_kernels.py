@@ -18,6 +18,7 @@ def test_a_kernel_is_launched_and_takes_no_memory() -> None:
         kernel.set_shared_memory_config(100_000)
         x = torch.ones(1 << 20, device="cuda")
         kernel((4, 1, 1), (256, 1, 1), (x, x.numel(), 1.5), shared_mem=100_000)
+        kernel((4, 1, 1), (256, 1, 1), (x, x.numel(), 1.5), 100_000)
 
         assert gpu.allocated == 4 << 20
 
