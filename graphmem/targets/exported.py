@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from graphmem.silenced import silenced
 from graphmem.targets import messages
 from graphmem.targets.modules import existing_file
 from graphmem.targets.returned import step_from
@@ -33,15 +34,12 @@ def load_exported(name: str) -> Callable[[], TrainingStep]:
         InputError: there is no such file, or it is not an exported program with example inputs.
     """
     path = existing_file(name)
-    log = logging.getLogger("torch.export")
-    was_disabled, log.disabled = log.disabled, True  # it also raises what it logs
     try:
-        program = torch.export.load(path)
+        with silenced(logging.getLogger("torch.export")):  # it also raises what it logs
+            program = torch.export.load(path)
     except Exception as error:
         summary, *_ = str(error).splitlines() or [""]
         raise messages.NoExportedProgramError(name, type(error).__name__, summary) from error
-    finally:
-        log.disabled = was_disabled
     if program.example_inputs is None:
         raise messages.NoExampleInputsError(name)
     return partial(_make_step, program, name)

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from graphmem.silenced import silenced
 from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
 from graphmem.virtual_device.patching import replaced
 
@@ -90,14 +91,10 @@ def _in_imported(loader: ModuleType) -> list[tuple[Any, str, Any]]:
 
 def _execute(module: ModuleType) -> None:
     """Run the code of the module that loads the library, which must not find one for CUDA."""
-    logger = logging.getLogger(_LOADER)  # it logs an error that there is none
-    was_silent, logger.disabled = logger.disabled, True
-    try:
+    with silenced(logging.getLogger(_LOADER)):  # it logs an error that there is none
         _set_up_before()
         with replaced([(ctypes.cdll, "LoadLibrary", _load_none)]):
             run_own_code(module)
-    finally:
-        logger.disabled = was_silent
     _LIBRARY.find_cpu_library(module)
     module.lib = _LIBRARY  # type: ignore[attr-defined]
 

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from graphmem.silenced import silenced
 from graphmem.virtual_device.unseen_writes import forget, is_known
 
 _ANALYSIS = "torch._higher_order_ops.triton_kernel_wrap"
@@ -53,11 +54,8 @@ def _kind(argument: Any) -> str:
 def _analysed(kernel: Any, named: dict[str, Any]) -> Collection[str]:
     """All names if Triton cannot parse the kernel, of which PyTorch would warn."""
     analysis = import_module(_ANALYSIS)
-    was_silent, analysis.log.disabled = analysis.log.disabled, True
-    try:
+    with silenced(analysis.log):
         if hasattr(analysis, "identify_mutated_tensors"):
             return list(analysis.identify_mutated_tensors(kernel, named, {}))
         accesses = analysis.identify_accessed_tensors(kernel, named, {})
         return [each.name for each in accesses.read_writes.writes]
-    finally:
-        analysis.log.disabled = was_silent

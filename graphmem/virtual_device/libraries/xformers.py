@@ -24,6 +24,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.silenced import silenced
 from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
 from graphmem.virtual_device.package_releases import check_release
 
@@ -51,12 +52,8 @@ def _load(module: ModuleType) -> None:
         InputError: the release has kernels without rules.
     """
     check_release("xformers", _OLDEST)
-    logger = logging.getLogger("xformers")  # it warns that the binary could not be loaded
-    was_silent, logger.disabled = logger.disabled, True
-    try:
+    with silenced(logging.getLogger("xformers")):  # it warns that the binary could not be loaded
         run_own_code(module)
-    finally:
-        logger.disabled = was_silent
     module._built_with_cuda = True  # type: ignore[attr-defined]
 
 
