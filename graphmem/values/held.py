@@ -115,7 +115,7 @@ class HeldValues:
         for written in captured:
             memory = written()
             if memory is not None:
-                self._held.pop(memory._cdata, None)
+                self._forget(memory)
 
     def of(self, tensor: torch.Tensor) -> KnownTensor | None:
         """The values of a tensor; None if they are not known."""

@@ -19,6 +19,7 @@ from graphmem.virtual_device.copies import deep_copies
 from graphmem.virtual_device.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.device_numbers import device_numbers
+from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.fused_kernels import fused_kernels
 from graphmem.virtual_device.libraries import libraries
 from graphmem.virtual_device.one_hot import scattered_one_hot
@@ -34,7 +35,7 @@ _CONVOLUTION_LAYOUT = "_conv_determine_backend_memory_format"
 def virtual_cuda(
     gpu: Gpu,
     torch_release: tuple[int, int],
-    fake_mode: FakeTensorMode,
+    fake_mode: VirtualFakeMode,
     *,
     memory: DeviceMemory | None = None,
     is_live: bool = True,
@@ -56,13 +57,12 @@ def virtual_cuda(
     ensure_cuda_device_guard()
     of_build = getattr(torch._C, _CONVOLUTION_LAYOUT)
     is_live = is_live and memory is not None
-    known = getattr(fake_mode, "known", None)
     of_parameters = [] if is_live else parameters.fake_from_birth(fake_mode)
     with (
         replaced(
             [
                 *cuda_api.replacements(
-                    gpu, memory, torch_release, pinned, known=known, is_live=is_live
+                    gpu, memory, torch_release, pinned, known=fake_mode.known, is_live=is_live
                 ),
                 *parameters.moved_by_data(before or Tensors(())),
                 *of_parameters,

@@ -7,6 +7,7 @@ is idle: sensors read 0. The memory in use is what the driver has given away.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -26,11 +27,11 @@ def sensors() -> list[Replacement]:
 
 
 def _idle(sensor: Callable[..., int]) -> Callable[..., int]:
+    @wraps(sensor)
     def read(device: Any = None) -> int:
         torch.cuda.get_device_properties(device)  # or an error
         return 0
 
-    read.__name__, read.__doc__ = sensor.__name__, sensor.__doc__
     return read
 
 

@@ -14,16 +14,15 @@ Not covered: DeepSpeed's other extensions for a card. Those for the host are com
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from itertools import chain, repeat
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
-from graphmem.virtual_device.patching import Replacement, replaced
+from graphmem.virtual_device.libraries.imports import prepared
+from graphmem.virtual_device.patching import replaced
 
 _BUILDER = "deepspeed.ops.op_builder.builder"
 _ZERO = "deepspeed.runtime.zero.utils"
@@ -32,35 +31,18 @@ _ZERO = "deepspeed.runtime.zero.utils"
 @contextmanager
 def standing_in() -> Iterator[None]:
     """Give DeepSpeed its extension, whether it is imported already or later."""
-    with ExitStack() as stack:
-        _replace_in(_BUILDER, _compiled, stack)
-        _replace_in(_ZERO, _same_as_first, stack)
+    with prepared(_BUILDER, _with_extension), prepared(_ZERO, _alike_on_all_ranks):
         yield
 
 
-def _replace_in(
-    name: str, replacements: Callable[[Any], list[Replacement]], stack: ExitStack
-) -> None:
-    """Replace attributes of a module, now or as soon as it is imported."""
-
-    def execute(module: ModuleType) -> None:
-        run_own_code(module)
-        stack.enter_context(replaced(replacements(module)))
-
-    if name in sys.modules:
-        stack.enter_context(replaced(replacements(sys.modules[name])))
-    else:
-        stack.enter_context(executed_by(name, execute))
-
-
-def _compiled(builder: Any) -> list[Replacement]:
+def _with_extension(builder: Any) -> AbstractContextManager[None]:
     load = _loading(builder.OpBuilder.load, builder.CUDAOpBuilder)
-    return [(builder.OpBuilder, "load", load)]
+    return replaced([(builder.OpBuilder, "load", load)])
 
 
-def _same_as_first(utils: Any) -> list[Replacement]:
+def _alike_on_all_ranks(utils: Any) -> AbstractContextManager[None]:
     names = ("assert_lst_len_same_as_other_ranks", "get_lst_from_rank0")
-    return [(utils, name, _giving_own(utils, getattr(utils, name))) for name in names]
+    return replaced((utils, name, _giving_own(utils, getattr(utils, name))) for name in names)
 
 
 def _giving_own(utils: Any, compare: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.abc
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
@@ -31,6 +31,28 @@ def run_own_code(module: ModuleType) -> None:
     assert module.__spec__ is not None
     assert module.__spec__.loader is not None
     module.__spec__.loader.exec_module(module)
+
+
+@contextmanager
+def prepared(
+    name: str, prepare: Callable[[ModuleType], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Open a context with the module `name`, now if it is imported, and whenever it is.
+
+    Args:
+        name: the module's full name.
+        prepare: makes the context, which stays open as long as this one.
+    """
+    with ExitStack() as stack:
+
+        def execute(module: ModuleType) -> None:
+            run_own_code(module)
+            stack.enter_context(prepare(module))
+
+        if name in sys.modules:
+            stack.enter_context(prepare(sys.modules[name]))
+        stack.enter_context(executed_by(name, execute))
+        yield
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -7,9 +7,8 @@ like everything else.
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 from graphmem.gpus import Gpu
-from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
+from graphmem.virtual_device.libraries.imports import prepared
 from graphmem.virtual_device.libraries.triton_writes import forget_written
 from graphmem.virtual_device.patching import replaced
 
@@ -96,20 +95,10 @@ def run_timed(call: Callable[[], object], flushed_bytes: int) -> None:
 @contextmanager
 def standing_in(gpu: Gpu) -> Iterator[None]:
     """Make Triton see a card, whether it is imported already or later."""
-    with ExitStack() as stack:
-
-        def prepare(module: ModuleType) -> None:
-            on_card = _on_card(module, gpu) if module.__name__ == _KERNELS else _untimed(module)
-            stack.enter_context(on_card)
-
-        def execute(module: ModuleType) -> None:
-            run_own_code(module)
-            prepare(module)
-
-        for name in (_KERNELS, _CONFIGURATIONS):
-            if name in sys.modules:
-                prepare(sys.modules[name])
-            stack.enter_context(executed_by(name, execute))
+    with (
+        prepared(_KERNELS, lambda kernels: _on_card(kernels, gpu)),
+        prepared(_CONFIGURATIONS, _untimed),
+    ):
         yield
 
 
