@@ -302,12 +302,17 @@ class Op:
 
 @dataclass(slots=True)
 class Phase:
-    """A part of one iteration, ticks `start` to `end`, both included."""
+    """A part of one iteration, ticks `start` to `end`, both included.
+
+    Attributes:
+        is_compiled_whole: whether compiled autograd ran it, in the thread that called `backward`.
+    """
 
     name: PhaseName
     step: int
     start: int
     end: int
+    is_compiled_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

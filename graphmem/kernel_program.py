@@ -115,8 +115,9 @@ def tick_of(op: Op, graph: StepGraph) -> int:
 
 def thread_of(graph: StepGraph, op: Op) -> str:
     """The name of the thread that runs an operation."""
-    backward = graph.phases[op.phase].name is PhaseName.BACKWARD
-    return "the autograd thread" if backward else MAIN_THREAD
+    phase = graph.phases[op.phase]
+    is_engines = phase.name is PhaseName.BACKWARD and not phase.is_compiled_whole
+    return "the autograd thread" if is_engines else MAIN_THREAD
 
 
 def _storage(number: int, scratch: Scratch, op: Op, graph: StepGraph, is_freed: bool) -> Storage:

@@ -26,7 +26,6 @@ refused.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +36,7 @@ from graphmem import constructors
 from graphmem.graph import OwnerKind
 from graphmem.ranks.buckets import Bucket, GradBucket
 from graphmem.ranks.error_messages import NoReducerModelError, SparseGradientsError
+from graphmem.ranks.reducer_hook import ReducerHook
 from graphmem.trace.gradients import clone_obey_contract
 from graphmem.trace.recorder import Recorder
 
@@ -71,6 +71,8 @@ class Reducer:
         self._parameters = list(parameters)
         self._group = process_group
         limits = [each for each in later if isinstance(each, list) and each]
+        flags = [each for each in later if isinstance(each, bool)]
+        self._is_for_python = len(flags) > 1 and flags[1]  # `use_python_reducer`
         self._limits = limits[0] if limits else [first_bucket_bytes_cap, bucket_bytes_cap]
         self._finds_unused = find_unused_parameters
         self._keeps_views = gradient_as_bucket_view
@@ -107,7 +109,8 @@ class Reducer:
         with torch.enable_grad():
             copied: Any = parameter.expand_as(parameter)
             accumulator = copied.grad_fn.next_functions[0][0]
-        return accumulator, accumulator.register_hook(_calling(weakref.ref(self), index))
+        hook = ReducerHook(self, index, is_for_python=self._is_for_python)
+        return accumulator, accumulator.register_hook(hook)
 
     def _new_ints(self, count: int) -> torch.Tensor:
         return constructors.empty(count, dtype=torch.int32, device=self._parameters[0].device)
@@ -242,7 +245,8 @@ class Reducer:
 
     # The backward pass --------------------------------------------------------------------------
 
-    def _autograd_hook(self, index: int) -> None:
+    def gradient_is_ready(self, index: int) -> None:
+        """Take the gradient of a parameter into its bucket [`autograd_hook`]."""
         if self._parameters[index].grad is not None:
             self._is_used[index] = True
         if self._is_first_of_static:
@@ -375,14 +379,3 @@ def _value(future: Any) -> torch.Tensor:
     value = future.value()
     found: torch.Tensor = value[0] if isinstance(value, (list, tuple)) else value
     return found
-
-
-def _calling(reducer: weakref.ref[Reducer], index: int) -> Callable[..., None]:
-    """A hook that keeps neither the reducer nor its parameters, as `~Reducer` removes its hooks."""
-
-    def hook(*_: Any) -> None:
-        alive = reducer()
-        if alive is not None:
-            alive._autograd_hook(index)
-
-    return hook

@@ -69,10 +69,7 @@ class _Reader:
         graph = StepGraph(
             device=tables.device,
             storages=[self.storage(*each) for each in enumerate(tables.storages)],
-            phases=[
-                Phase(PhaseName(each.name), each.step, each.start, each.end)
-                for each in tables.phases
-            ],
+            phases=[_phase(each) for each in tables.phases],
             marks=[Mark(each.name, each.step, each.tick) for each in tables.marks],
             assumptions=[
                 Assumption(each.what, each.value, each.why, self._source(each.source), each.times)
@@ -203,6 +200,10 @@ class _Reader:
             storage, position = row.owner
             owner = _at(_at(storages, storage).owners, position)
         return SavedTensor(row.field, tensor, owner)
+
+
+def _phase(row: rows.PhaseRow) -> Phase:
+    return Phase(PhaseName(row.name), row.step, row.start, row.end, row.is_compiled_whole)
 
 
 def _new_node(written: NodeList, row: rows.NodeRow, target: Any) -> Node:

@@ -16,9 +16,8 @@ from graphmem.module_calls import ModuleCall
 from graphmem.report.schema import MemoryInfo, OnCard
 
 FORMAT = "graphmem.step"
-VERSION = (1, 8)
-"""1.1 added `on_card` to observations, 1.2 `host`, 1.3 `compiled`, 1.4 `collections`, 1.5
-`calls`, 1.6 `options`, 1.7 `retained`."""
+VERSION = (1, 9)
+"""docs/record.md says what each minor version added."""
 
 
 class Row(msgspec.Struct, array_like=True, gc=False):
@@ -124,6 +123,7 @@ class PhaseRow(Row):
     step: int
     start: int
     end: int
+    is_compiled_whole: bool = False
 
 
 class MarkRow(Row):

@@ -193,4 +193,4 @@ def tensor_row(tensor: TensorOut) -> rows.TensorRow:
 
 
 def _phase(phase: Phase) -> rows.PhaseRow:
-    return rows.PhaseRow(phase.name, phase.step, phase.start, phase.end)
+    return rows.PhaseRow(phase.name, phase.step, phase.start, phase.end, phase.is_compiled_whole)

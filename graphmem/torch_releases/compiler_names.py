@@ -47,8 +47,26 @@ COMPILER_NAMES = (
     Names(
         "torch._dynamo.compiled_autograd",
         "compiled_autograd_enabled",
-        "saying that a backward pass is not compiled",
-        "that line of the report",
+        "backward passes that are compiled as a whole",
+        "compiled autograd",
+    ),
+    Names(
+        "torch._dynamo.compiled_autograd.AutogradCompilerInstance",
+        "begin_capture end_capture",
+        "PyTorch's own operations",
+        "compiled autograd",
+    ),
+    Names(
+        "torch._C._dynamo.compiled_autograd",
+        "set_autograd_compiler",
+        "leaving graphmem's hooks out of its graphs",
+        "compiled autograd",
+    ),
+    Names(
+        "torch._C._autograd",
+        "_saved_tensors_hooks_set_tracing",
+        "leaving graphmem's hooks out of its graphs",
+        "compiled autograd",
     ),
     Names("torch._dynamo.convert_frame", "_compile", "Dynamo's own operations", _COMPILED),
     Names(

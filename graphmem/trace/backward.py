@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ from torch.autograd.function import BackwardCFunction
 
 from graphmem.caller.tensors import leaf_of
 from graphmem.frames import acts_for_the_program
-from graphmem.trace import python_functions
+from graphmem.trace import python_functions, whole_backward
 from graphmem.trace.formulas_by_data import formula_by_data
 from graphmem.trace.freed_graphs import free_in_a_loop
 from graphmem.trace.gradients import GradientRules, search_for_nan
@@ -66,6 +66,9 @@ class BackwardObserver(Protocol):
 
     def begin_backward(self) -> None:
         """`backward` or `grad` was called; the gradients of its outputs are about to be made."""
+
+    def compiles_whole(self, nodes: Iterable[Node]) -> bool:
+        """Whether compiled autograd, which is on, can take over a pass through these nodes."""
 
     def enter_backward(self) -> None:
         """The walk begins."""
@@ -157,6 +160,9 @@ class Backward:
         check_roots(tensors)
         roots = [edge_of(tensor) for tensor in tensors]
         edges = self._reachable_from(roots)
+        if whole_backward.is_on() and self._observer.compiles_whole(edges):
+            options = (keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
+            return self._run_whole(tensors, grad_tensors, *options)
         task = GraphTask(next(self._ids), keep_graph, edges, count_dependencies(edges))
         if inputs:
             limit_to(task, inputs, accumulate_grad)
@@ -172,6 +178,13 @@ class Backward:
         captured = () if accumulate_grad else captured_by(task, len(inputs), allow_unreachable)
         _drop(gradients)
         return captured
+
+    def _run_whole(self, *args: Any) -> tuple[torch.Tensor | None, ...]:
+        self._observer.enter_backward()
+        try:
+            return whole_backward.run(*args)
+        finally:
+            self._observer.leave_backward()
 
     def _walk_from(
         self, roots: list[Any], gradients: list[Any], task: GraphTask, *, create_graph: bool

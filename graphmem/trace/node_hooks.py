@@ -20,6 +20,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from graphmem.caller.tensors import leaf_of
+from graphmem.trace import whole_backward
 from graphmem.trace.freed_graphs import looked_at
 from graphmem.trace.python_functions import name_of
 from graphmem.trace.saved_variables import note_gradient
@@ -27,6 +28,7 @@ from graphmem.trace.saved_variables import note_gradient
 Gradients = list[torch.Tensor | None]
 NodeKey = tuple[str, int]
 _METADATA_KEY = "graphmem"
+_WHEN_COMPILED = "when_compiled"
 
 
 def key_of(node: Any) -> NodeKey:
@@ -67,6 +69,22 @@ class NodeHooks:
         self._hooked.add(key_of(node))
         hooks: _Hooks = node.metadata.setdefault(_METADATA_KEY, _Hooks())
         return hooks
+
+    def hides_any(self, node: Any) -> bool:
+        """Whether the node has hooks that compiled autograd does not see.
+
+        A hook that is C++ in PyTorch does what its `when_compiled` does (`compiled_args`,
+        torch/csrc/autograd/function_hook.h).
+        """
+        hooks = self._of(node)
+        if hooks is None:
+            return False
+        after = list(hooks.after.values())
+        if hooks.tensor or hooks.before or not all(hasattr(h, _WHEN_COMPILED) for h in after):
+            return True
+        for hook in after:
+            getattr(hook, _WHEN_COMPILED)()
+        return False
 
     def has_after(self, node: Any) -> bool:
         """Whether hooks run after the node: they hold a second reference to its inputs."""
@@ -196,7 +214,7 @@ def _replace_methods(kind: type, answers: dict[str, Any]) -> Callable[[], None]:
     """Replace methods of an extension type, which refuses `setattr`, through its dictionary."""
     members = gc.get_referents(kind.__dict__)[0]
     known = {name: members[name] for name in answers if name in members}
-    members.update({name: answers[name] for name in known})
+    members.update({name: _unless_compiled(answers[name], known[name]) for name in known})
     _forget_cached_methods(kind)
 
     def restore() -> None:
@@ -204,6 +222,15 @@ def _replace_methods(kind: type, answers: dict[str, Any]) -> Callable[[], None]:
         _forget_cached_methods(kind)
 
     return restore
+
+
+def _unless_compiled(here: Callable[..., Any], in_cpp: Any) -> Callable[..., Any]:
+    """Register a hook here, or in C++ where compiled autograd would read it."""
+
+    def register(node: Any, *args: Any) -> Any:
+        return (in_cpp if whole_backward.leaves_autograd_alone() else here)(node, *args)
+
+    return register
 
 
 def _forget_cached_methods(kind: type) -> None:

@@ -103,6 +103,10 @@ class Phases:
                 phase.name = PhaseName.FORWARD
         self._begin(PhaseName.BACKWARD)
 
+    def compile_whole(self) -> None:
+        """Note that compiled autograd takes over the backward pass that has begun."""
+        self._graph.phases[-1].is_compiled_whole = True
+
     def leave_backward(self) -> None:
         """Let the next operation begin the phase after a backward pass.
 

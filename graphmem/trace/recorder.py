@@ -24,6 +24,8 @@ from graphmem.virtual_device.lazy_parameters import is_unshaped
 from graphmem.virtual_device.live_run import LiveRun, NoLiveRun
 from graphmem.virtual_device.sparse import parts_of
 
+_FOUND_LATER = (OwnerKind.OPTIMIZER_STATE, OwnerKind.SAVED_TENSOR)
+
 
 class Recorder:
     """Writes the step graph while the step runs.
@@ -255,8 +257,8 @@ class Recorder:
         """Name the holder of a tensor's storage: a parameter, an optimizer's state.
 
         The first identity stays: a storage that is both `wte.weight` and `lm_head.weight` keeps
-        the former name. If a tensor wraps others, each of them is identified. An optimizer's state,
-        found after the step that makes it, has always been that, unless a variable was named.
+        the former name. If a tensor wraps others, each of them is identified. What is found after
+        the fact, as an optimizer's state, has always been that, unless a variable was named.
         """
         if is_wrapper(type(tensor)):
             for each in held_by(tensor):
@@ -265,7 +267,7 @@ class Recorder:
         storage = self.storage_of(tensor)
         if storage is None or (held := self.variable_of(storage)) is None:
             return
-        if kind is OwnerKind.OPTIMIZER_STATE and not held.name:
+        if kind in _FOUND_LATER and not held.name:
             held.kind, held.name = kind, name
             return
         held.end = self.next_tick()

@@ -56,6 +56,17 @@ class SavedFields:
         for position, data in enumerate(packed):
             yield f"{field}[{position}]" if is_list else field, data
 
+    def tensors_of(self, node: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """What a node saved without hooks, with the names of its fields."""
+        for field in self.names_of(node):
+            try:
+                shown = getattr(node, _shown(node, field))
+            except RuntimeError:  # released before
+                continue
+            for each in shown if isinstance(shown, (tuple, list)) else [shown]:
+                if isinstance(each, torch.Tensor):
+                    yield field, each
+
     def stand_in_for(self, packed: Any) -> torch.Tensor | None:
         """The tensor that an unpack hook must return while a field is peeked at; else None."""
         asked_for = self._of_thread.asked_for
@@ -68,13 +79,11 @@ class SavedFields:
         return stand_in
 
     def _peeked(self, node: Any, field: str) -> Any:
-        # A C++ node has `_saved_FIELD`; a Python function has the public `saved_tensors`.
-        name = f"_saved_{field}" if hasattr(type(node), f"_saved_{field}") else f"saved_{field}"
         asked_for: dict[int, tuple[Any, torch.Tensor]] = {}
         self._of_thread.asked_for = asked_for
         try:
             with torch._C._DisableTorchDispatch():
-                shown = getattr(node, name)
+                shown = getattr(node, _shown(node, field))
                 items = list(shown) if isinstance(shown, (tuple, list)) else [shown]
                 packed = [_asked_for(item, asked_for) for item in items]
         finally:
@@ -82,8 +91,14 @@ class SavedFields:
         return packed if isinstance(shown, (tuple, list)) else packed[0]
 
 
+def _shown(node: Any, field: str) -> str:
+    """A C++ node has `_saved_FIELD`; a Python function has the public `saved_tensors`."""
+    name = f"_saved_{field}"
+    return name if hasattr(type(node), name) else f"saved_{field}"
+
+
 def _asked_for(shown: Any, asked_for: dict[int, tuple[Any, torch.Tensor]]) -> Any:
     if not isinstance(shown, torch.Tensor):
         return None
-    packed, _ = asked_for.get(shown.untyped_storage()._cdata, (None, None))
+    packed, _ = asked_for.get(shown.untyped_storage()._cdata, (shown, None))
     return packed

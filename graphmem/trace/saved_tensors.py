@@ -24,7 +24,7 @@ from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
 from graphmem.graph import OwnerKind, Storage
 from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
-from graphmem.trace import jit_tracer
+from graphmem.trace import jit_tracer, whole_backward
 from graphmem.trace.python_functions import is_argument, name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replaced_storages import ReplacedStorages
@@ -81,13 +81,18 @@ class SavedTensorHooks:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Install the hooks; hooks that the user's code pushes are wrapped, not replaced."""
+        """Install the hooks; the user's are wrapped, or PyTorch's own business."""
         manager = torch.autograd.graph.saved_tensors_hooks
-        leave = manager.__exit__
+        enter, leave = manager.__enter__, manager.__exit__
         of_thread = self._of_thread
 
         def enter_wrapped(hooks: Any) -> None:
             regions = of_thread.regions
+            if whole_backward.leaves_autograd_alone():
+                regions.append([])
+                whole_backward.choose_hooks(are_users=True)
+                enter(hooks)
+                return
             regions.append([hooks.pack_hook, hooks.unpack_hook])
             torch._C._autograd._push_saved_tensors_default_hooks(
                 self._wrapped_pack(regions[-1]), self._unpack_by_user
@@ -96,6 +101,7 @@ class SavedTensorHooks:
         def leave_wrapped(hooks: Any, *exception: Any) -> None:
             leave(hooks, *exception)
             of_thread.regions.pop().clear()
+            whole_backward.choose_hooks(are_users=bool(of_thread.regions))
 
         @contextmanager
         def disabled(message: str) -> Iterator[None]:
@@ -121,6 +127,7 @@ class SavedTensorHooks:
             (manager, "__enter__", enter_wrapped),
             (manager, "__exit__", leave_wrapped),
             (torch.autograd.graph, "disable_saved_tensors_hooks", disabled),
+            whole_backward.choosing_hooks(lambda: bool(of_thread.regions)),
         ]
         with manager(self._pack, self._unpack), replaced(replacements):
             try:
@@ -215,13 +222,7 @@ class SavedTensorHooks:
 
     @acts_for_the_program
     def _open(self, saved: SavedToken) -> None:
-        """Check that a node may unpack what it saved [`SavedVariable::unpack`].
-
-        Raises:
-            RuntimeError: it was released, for example by an earlier backward pass.
-        """
-        if saved.is_released:
-            raise RuntimeError(_RELEASED)
+        saved.check()
         if self._of_thread.unpacked:
             self._of_thread.unpacked[-1].append(saved)
 
@@ -230,8 +231,6 @@ class SavedTensorHooks:
         if stand_in is not None:
             return stand_in
         self._open(saved)
-        if saved.version is not None:
-            saved.version.check("" if saved.owner is None else saved.owner.name)
         alias = self._restored(saved)
         if saved.made_by is not None:
             self._recorder.remember_maker(alias, saved.made_by)
@@ -313,6 +312,10 @@ class SavedTensorHooks:
         for saved in self._held_by(node) or self._saved_under(node):
             saved.release()
 
+    def holds_any(self, node: Any) -> bool:
+        """Whether a node holds tokens."""
+        return bool(self._held_by(node) or self._saved_under(node))
+
     def describe(self, node: Any) -> Iterator[graph.SavedTensor]:
         """Describe what a node saved; the field is "" if it exposes none."""
         for saved in self._held_by(node) or self._saved_under(node):
@@ -384,12 +387,6 @@ def is_just_unpacked(tensor: torch.Tensor) -> bool:
     return bool(note.value)
 
 
-_RELEASED = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after "
-    "they have already been freed). Saved intermediate values of the graph are freed when you call "
-    ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
-    "graph a second time or if you need to access saved tensors after calling backward."
-)
 _PENDING: tuple[tuple[Callable[[torch.Tensor], bool], Hook], ...] = (
     (torch.Tensor.is_conj, torch.Tensor.conj),
     (torch.Tensor.is_neg, torch._neg_view),

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from graphmem.frames import acts_for_the_program
 from graphmem.graph import Owner, Storage, TensorOut
 from graphmem.trace.descriptions import DTYPE_NAMES
 from graphmem.trace.node_writer import MadeBy
@@ -79,6 +80,18 @@ class SavedToken:
             if saved.owner is not None:
                 saved.owner.name = field
 
+    @acts_for_the_program
+    def check(self) -> None:
+        """Check that a node may unpack what it saved [`SavedVariable::unpack`].
+
+        Raises:
+            RuntimeError: it was released, for example by an earlier backward pass, or written into.
+        """
+        if self.is_released:
+            raise RuntimeError(_RELEASED)
+        if self.version is not None:
+            self.version.check("" if self.owner is None else self.owner.name)
+
     def release(self) -> None:
         """Release everything, as `Node::release_variables` does."""
         self.is_released = True
@@ -104,3 +117,11 @@ class SavedToken:
 
     def __del__(self) -> None:
         self.release()
+
+
+_RELEASED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after "
+    "they have already been freed). Saved intermediate values of the graph are freed when you call "
+    ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
+    "graph a second time or if you need to access saved tensors after calling backward."
+)

@@ -7,9 +7,8 @@ whole script) marks where iterations begin.
 from __future__ import annotations
 
 import logging
-import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 from typing import Any
@@ -26,6 +25,7 @@ from graphmem.trace import (
     tensor_kinds,
     threads,
     torchscript,
+    whole_backward,
 )
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
@@ -251,19 +251,29 @@ class Session:
         if not self._depth:
             name_variables(self.recorder, self.location)
             note_flags(self.recorder)
-            self._tell_of_compiled_autograd()
             self.recorder.phases.enter_backward()
 
-    def _tell_of_compiled_autograd(self) -> None:
-        """Say that a backward pass which would be compiled as a whole is walked all the same."""
-        compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-        if getattr(compiled, "compiled_autograd_enabled", False):
+    def compiles_whole(self, nodes: Iterable[Any]) -> bool:
+        """Whether compiled autograd, which is on, can take over a pass through these nodes.
+
+        It cannot if they saved something, or were given hooks, before it was on: autograd then has
+        graphmem's tokens in place of tensors, and does not have the hooks.
+        """
+        known = list(nodes)
+        if not self._compiles or any(self._is_ours(node) for node in known):
             self.recorder.assume(
                 "compiled autograd",
                 "the backward pass takes what it takes without it",
-                "graphmem runs its nodes one by one",
+                "its forward pass ran before it was on, so graphmem runs the nodes one by one",
                 self.location.source(),
             )
+            return False
+        whole_backward.name_saved(known, self.recorder)
+        self.recorder.phases.compile_whole()
+        return True
+
+    def _is_ours(self, node: Any) -> bool:
+        return self._hooks.hides_any(node) or self.saved.holds_any(node)
 
     def enter_backward(self) -> None:
         """Count one more level: backward passes can be nested."""
@@ -285,6 +295,13 @@ class Session:
         self.mode.keeps_graph = keeps_graph
         if node is not None:
             self._nodes.note(node, self.mode.forward_of(node))
+            if whole_backward.outlives_its_pass(node):
+                self.recorder.assume(
+                    "compiled autograd",
+                    "what the forward pass saved lives as long as its graph",
+                    "the forward pass ran while it was on, the backward pass does not",
+                    self.location.source(),
+                )
 
     def current_stream(self) -> int:
         """The handle of the current stream; a trace that follows none has only the default one."""

@@ -23,6 +23,7 @@ import torch
 
 from graphmem.torch_releases import NO_OP_CUDA_GUARD, installed_release
 from graphmem.virtual_device.messages import NoDeviceGuardError
+from graphmem.virtual_device.patching import original_of
 
 _CUDA_SLOT, _META_SLOT = 1, 14  # c10::DeviceType, the index into device_guard_impl_registry
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
@@ -47,7 +48,7 @@ def ensure_cuda_device_guard() -> None:
         _borrow_guard_of_meta_tensors()
         return
     if not _slot(_CUDA_SLOT).value:
-        _register_guard_without_devices()
+        _slot(_CUDA_SLOT).value = _without_devices()
     torch._C._ensureCUDADeviceGuardSet()
 
 
@@ -55,6 +56,28 @@ def _borrow_guard_of_meta_tensors() -> None:
     count = getattr(torch._C, "_cuda_getDeviceCount", None)
     if count is None or not count():
         _slot(_CUDA_SLOT).value = _slot(_META_SLOT).value
+
+
+class HiddenDevices:
+    """Lets the guard count no devices until they are shown again.
+
+    Before autograd's engine begins, it asks a CUDA build which of the guard's devices have a
+    context (`GraphTask::stash_current_streams`, torch/csrc/autograd/engine.cpp), which fails on a
+    machine without a card (`_hasPrimaryContext`, aten/src/ATen/cuda/detail/CUDAHooks.cpp).
+    """
+
+    def __init__(self) -> None:
+        """Hide them, unless nobody will ask."""
+        count = original_of(getattr(torch._C, "_cuda_getDeviceCount", None))
+        self._slot = None if count is None or count() else _slot(_CUDA_SLOT)
+        if self._slot is not None:
+            self._guard = self._slot.value
+            self._slot.value = _without_devices()
+
+    def show(self) -> None:
+        """Show them; not only once."""
+        if self._slot is not None:
+            self._slot.value = self._guard
 
 
 def _slot(device_type: int) -> ctypes.c_void_p:
@@ -70,10 +93,12 @@ def _library_name() -> str:
     return {"darwin": "libc10.dylib", "win32": "c10.dll"}.get(sys.platform, "libc10.so")
 
 
-def _register_guard_without_devices() -> None:
+@cache
+def _without_devices() -> int:
+    """The address of a guard that counts none."""
     answer_zero = ctypes.CFUNCTYPE(ctypes.c_size_t)(lambda: 0)
     address = ctypes.cast(answer_zero, ctypes.c_void_p).value
     vtable = (ctypes.c_void_p * _VTABLE_ENTRIES)(*[address] * _VTABLE_ENTRIES)
     guard = (ctypes.c_void_p * 1)(ctypes.addressof(vtable))
     _keep_alive.extend([answer_zero, vtable, guard])
-    _slot(_CUDA_SLOT).value = ctypes.addressof(guard)
+    return ctypes.addressof(guard)

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz [--programs N] [--seed FIRST] [--reduce] [--compile BACKEND]`.
+"""`python -m tests.fuzz [--programs N] [--seed FIRST] [--reduce] [--compile BACKEND [--whole]]`.
 
 Many random programs.
 """
@@ -23,8 +23,10 @@ def main() -> int:
     parser.add_argument(
         "--compile", metavar="BACKEND", choices=compiled.BACKENDS, help="one of %(choices)s"
     )
+    parser.add_argument("--whole", action="store_true", help="compile each backward pass as one")
     asked = parser.parse_args()
-    judge = partial(compiled.compare, backend=asked.compile) if asked.compile else compare
+    in_parts = partial(compiled.compare, backend=asked.compile, whole=asked.whole)
+    judge = in_parts if asked.compile else compare
     counts: Counter[str] = Counter()
     # Programs share nothing with this process, and scanning for it would take half the time.
     belongings._what_there_is = lambda: ([], [])

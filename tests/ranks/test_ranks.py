@@ -915,6 +915,28 @@ class TestCards:
 
         assert (done.exit_code, done.stdout) == (0, "32768\n{}\n"), done.stderr
 
+    @pytest.mark.parametrize(
+        ("reducer", "ends"), [("python_reducer", "done"), ("ddp_optimizer", "C++ DDP Reducer")]
+    )
+    def test_ddp_under_compiled_autograd(
+        self, run: Run, script: Callable[..., Path], reducer: str, ends: str
+    ) -> None:
+        """Only hooks in Python reduce there (`Reducer::Reducer`, c10d/reducer.cpp)."""
+        path = script(
+            "from torch._dynamo import compiled_autograd",
+            f"torch._dynamo.config.optimize_ddp = '{reducer}'",
+            "dist.init_process_group('nccl')",
+            "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())",
+            "with compiled_autograd._enable(lambda graph: torch.compile(graph, backend='eager')):",
+            "    net(torch.ones(2, 8).cuda()).sum().backward()",
+            "print('done')",
+        )
+
+        done = run("--nproc-per-node", "2", "--rank", "0", path)
+
+        assert ends in (done.stdout if reducer == "python_reducer" else done.stderr), done.stderr
+        assert done.exit_code == (reducer != "python_reducer")
+
     def test_a_store_of_a_script_uses_no_network(
         self, run: Run, script: Callable[..., Path]
     ) -> None:

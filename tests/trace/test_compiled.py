@@ -423,26 +423,6 @@ def test_a_compiled_while_loop_that_is_said_to_go_on_is_refused(
     assert f"--assume {place}=0" in outcome.stderr
 
 
-def test_a_backward_pass_under_compiled_autograd_is_told() -> None:
-    """It is only under it while a compiled function runs (`_TorchDynamoContext.__init__`)."""
-    weight = torch.nn.Parameter(torch.ones(8))
-
-    def train() -> None:
-        (weight * 2).sum().backward()
-
-    def compiled() -> None:
-        torch.compile(train, backend="eager")()
-
-    def report_of(step: Callable[[], None]) -> Any:
-        return graphmem.analyze(lambda: TrainingStep(step=step), steps=1)
-
-    with torch._dynamo.config.patch(compiled_autograd=True):
-        reports = [report_of(compiled), report_of(train)]
-
-    told = [any(each.what == "compiled autograd" for each in r.assumptions) for r in reports]
-    assert told == [True, False]
-
-
 def test_constants_that_the_compiler_computes_on_the_card() -> None:
     """`proxy_call` (torch/fx/experimental/proxy_tensor.py) computes those of up to one element.
 

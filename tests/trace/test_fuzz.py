@@ -60,6 +60,13 @@ def test_a_compiled_program_is_traced_as_it_runs(seed: int, backend: str) -> Non
     assert outcome.verdict == "equal", "\n".join([*lines, outcome.details])
 
 
+@pytest.mark.parametrize("seed", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_backward_pass_that_is_compiled_as_a_whole(seed: int) -> None:
+    lines = program_that_runs(seed)
+    outcome = compiled.compare(lines, "aot_eager", whole=True)
+    assert outcome.verdict == "equal", "\n".join([*lines, outcome.details])
+
+
 @pytest.mark.parametrize("lines", COMPILED_FAULTS.values(), ids=COMPILED_FAULTS)
 def test_a_program_that_was_wrong_is_traced_as_it_runs(lines: list[str]) -> None:
     outcome = compiled.compare(lines, "aot_eager")

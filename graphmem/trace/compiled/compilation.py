@@ -16,6 +16,7 @@ import torch
 
 from graphmem.environment import environment
 from graphmem.private_cache import PrivateCache, users_folder
+from graphmem.trace import whole_backward
 from graphmem.trace.compiled import dynamo, graph_outputs, inductor, small_results
 from graphmem.trace.compiled.origins import Origins, buffers_of
 from graphmem.trace.compiled.reuse import MOST_BYTES, Learned, Reuse
@@ -169,6 +170,7 @@ class Compilation:
         enter(replaced(on_card))
         enter(replaced(graph_outputs.replacements(self._recorder)))
         enter(replaced(self._notes(savings)))
+        enter(replaced(whole_backward.capturing(self._unwatched.opened)))
         enter(importlib.import_module("torch._inductor.config").patch(inductor.SETTINGS))
 
     def _notes(self, savings: Savings) -> list[Replacement]:

@@ -7,7 +7,7 @@ joint graph) are walked by an engine without observers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from gc import collect  # the function itself: `gc.collect` counts as the program's
@@ -150,6 +150,9 @@ class _Nobody:
 
     def enter_backward(self) -> None:
         return None
+
+    def compiles_whole(self, nodes: Iterable[Any]) -> bool:
+        return False
 
     def leave_backward(self) -> None:
         return None

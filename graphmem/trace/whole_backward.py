@@ -1,0 +1,147 @@
+"""Backward passes that are compiled as a whole (`torch._dynamo.config.compiled_autograd`).
+
+PyTorch's engine then runs no node: it has them, with their hooks and the sums of gradients, written
+into one graph, which Dynamo compiles (torch/csrc/dynamo/python_compiled_autograd.cpp). That needs
+no card, so the engine itself is called. While compiled autograd is on, autograd saves tensors as it
+does without graphmem, and has the program's hooks itself: those of graphmem would be in the graph.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import torch
+
+from graphmem.graph import OwnerKind
+from graphmem.trace.python_functions import name_of
+from graphmem.trace.recorder import Recorder
+from graphmem.trace.saved_fields import SavedFields
+from graphmem.virtual_device.device_guard import HiddenDevices
+from graphmem.virtual_device.patching import Replacement
+
+_ENGINE: Any = torch.autograd.Variable._execution_engine
+_MODULE = "torch._dynamo.compiled_autograd"
+
+
+class _Process:
+    """What has happened in this process.
+
+    Attributes:
+        hidden: the devices of each running pass, hidden until the engine calls Python.
+        was_on: whether compiled autograd has ever been on.
+    """
+
+    def __init__(self) -> None:
+        self.hidden: list[HiddenDevices] = []
+        self.was_on = False
+
+
+_PROCESS = _Process()
+
+
+def is_on() -> bool:
+    """Whether a backward pass that began now would be compiled as a whole."""
+    return bool(getattr(sys.modules.get(_MODULE), "compiled_autograd_enabled", False))
+
+
+def name_saved(nodes: Iterable[Any], recorder: Recorder) -> None:
+    """Name what nodes saved, unless a variable of the program holds it."""
+    fields = SavedFields()
+    for node in nodes:
+        for field, tensor in fields.tensors_of(node):
+            storage = recorder.storage_of(tensor)
+            held = None if storage is None else recorder.variable_of(storage)
+            if held is not None and not held.name:
+                recorder.identify(tensor, OwnerKind.SAVED_TENSOR, f"{name_of(node)}.{field}")
+
+
+def outlives_its_pass(node: Any) -> bool:
+    """Whether what a node saved stays with it after it has run one by one.
+
+    `release_variables` is called by the engine alone (`Engine::evaluate_function`).
+    """
+    if not _PROCESS.was_on:
+        return False
+    fields = SavedFields()
+    with suppress(RuntimeError):  # they were released before
+        for field in fields.names_of(node):
+            if any(isinstance(packed, torch.Tensor) for _, packed in fields.packed_in(node, field)):
+                return True
+    return False
+
+
+def run(*args: Any) -> tuple[torch.Tensor | None, ...]:
+    """Run a backward pass, with the arguments of the engine's `run_backward`."""
+    _PROCESS.hidden.append(HiddenDevices())
+    try:
+        results: tuple[torch.Tensor | None, ...] = _ENGINE.run_backward(*args)
+    finally:
+        _PROCESS.hidden.pop().show()
+    return results
+
+
+def leaves_autograd_alone() -> bool:
+    """Whether autograd saves tensors as it does without graphmem.
+
+    It does so in the compiled pass as well, whose own graph may be compiled later.
+    """
+    return is_on() or bool(_PROCESS.hidden)
+
+
+def choose_hooks(*, are_users: bool) -> None:
+    """Let autograd save without hooks, unless those in force are the user's."""
+    if leaves_autograd_alone():
+        _leave_out_hooks(not are_users)
+
+
+def choosing_hooks(are_users: Callable[[], bool]) -> Replacement:
+    """The attribute to replace so that hooks are chosen whenever compiled autograd goes on or off.
+
+    Args:
+        are_users: whether the innermost hooks for saved tensors are the user's.
+    """
+    engines: Any = torch._C._dynamo.compiled_autograd
+    switch = engines.set_autograd_compiler
+
+    def switch_and_choose(compiler: Any, dynamic: bool) -> Any:
+        _PROCESS.was_on |= compiler is not None
+        is_for_none = compiler is None and not _PROCESS.hidden
+        _leave_out_hooks(not is_for_none and not are_users())
+        return switch(compiler, dynamic)
+
+    return engines, "set_autograd_compiler", switch_and_choose
+
+
+def capturing(unwatched: Callable[[], AbstractContextManager[None]]) -> list[Replacement]:
+    """The attributes to replace so that the engine's work on the graph is not recorded.
+
+    Args:
+        unwatched: opens a context in which nothing is recorded.
+    """
+    from torch._dynamo.compiled_autograd import AutogradCompilerInstance as Compiler
+
+    begin, end = Compiler.begin_capture, Compiler.end_capture
+
+    def begin_unwatched(capture: Any, *args: Any) -> Any:
+        _PROCESS.hidden[-1].show()
+        capture.stack.enter_context(unwatched())  # `end_capture` leaves it
+        return begin(capture, *args)
+
+    def end_and_show(capture: Any, outputs: Any) -> Any:
+        run_compiled, compiled = end(capture, outputs)
+
+        def show_and_run(*args: Any) -> Any:
+            _PROCESS.hidden[-1].show()
+            return run_compiled(*args)
+
+        return show_and_run, compiled
+
+    return [(Compiler, "begin_capture", begin_unwatched), (Compiler, "end_capture", end_and_show)]
+
+
+def _leave_out_hooks(value: bool) -> None:
+    """As Dynamo does while it traces (`get_hooks`, aten/src/ATen/SavedTensorHooks.cpp)."""
+    torch._C._autograd._saved_tensors_hooks_set_tracing(value)

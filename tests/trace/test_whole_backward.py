@@ -1,0 +1,130 @@
+"""Backward passes that compiled autograd compiles as a whole.
+
+`tests/trace/test_fuzz.py` compares some with real ones on the CPU, `tools/accuracy_programs.py` a
+rank with a real one on a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import compiled_autograd
+
+import graphmem
+from graphmem import TrainingStep
+from graphmem.report import Report
+
+WORKSPACE = 8_519_680
+"""Of each thread's cuBLAS handle (`parseChosenWorkspaceSize`, aten/src/ATen/cuda)."""
+
+
+def report_of(step: Callable[[nn.Module, torch.Tensor], Any]) -> Report:
+    """Of a step on a layer without bias, 64 wide."""
+
+    def build() -> TrainingStep:
+        model = nn.Linear(64, 64, bias=False).cuda()
+        x = torch.randn(64, 64, device="cuda")
+        return TrainingStep(model=model, step=lambda: step(model, x))
+
+    return graphmem.analyze(build, steps=2)
+
+
+def compile_whole(step: Callable[[], None]) -> None:
+    with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="aot_eager")):
+        step()
+
+
+def is_told(report: Report) -> bool:
+    return any(each.what == "compiled autograd" for each in report.assumptions)
+
+
+def test_the_calling_thread_runs_it() -> None:
+    """`Engine::execute` (torch/csrc/autograd/engine.cpp) calls the compiler before its threads."""
+
+    def walked(model: nn.Module, x: torch.Tensor) -> None:
+        model(x).sum().backward()
+
+    def compiled(model: nn.Module, x: torch.Tensor) -> None:
+        compile_whole(lambda: walked(model, x))
+
+    holders = [report_of(step).at_peak.holders for step in (walked, compiled)]
+
+    assert [sum(each.bytes == WORKSPACE for each in held) for held in holders] == [2, 1]
+
+
+def test_hooks_of_the_program_run() -> None:
+    calls = list[str]()
+
+    def step(model: nn.Module, x: torch.Tensor) -> None:
+        def train() -> None:
+            y = model(x)
+            y.register_hook(lambda gradient: calls.append("tensor"))
+            y.grad_fn.register_prehook(lambda gradients: calls.append("node"))
+            y.sum().backward()
+
+        compile_whole(train)
+
+    report = report_of(step)
+
+    assert calls == ["tensor", "node"] * 2
+    assert not is_told(report)
+
+
+def test_what_it_saves_is_named() -> None:
+    """16 KiB: the layer's input is saved, and no variable of the program holds it."""
+
+    def step(model: nn.Module, x: torch.Tensor) -> None:
+        compile_whole(lambda: model(x * 2).sum().backward())
+
+    report = report_of(step)
+
+    assert report.saved_for_backward == 64 * 64 * 4
+    assert not is_told(report)
+
+
+def test_it_is_told_if_the_forward_pass_ran_before_it_was_on() -> None:
+    def step(model: nn.Module, x: torch.Tensor) -> None:
+        loss = model(x * 2).sum()
+        compile_whole(loss.backward)
+
+    assert is_told(report_of(step))
+
+
+def test_it_is_told_if_the_backward_pass_runs_after_it_was_on() -> None:
+    def step(model: nn.Module, x: torch.Tensor) -> None:
+        losses = list[torch.Tensor]()
+        compile_whole(lambda: losses.append(model(x * 2).sum()))
+        losses.pop().backward()
+
+    assert is_told(report_of(step))
+
+
+def test_the_configuration_turns_it_on_while_a_compiled_function_runs() -> None:
+    """`_TorchDynamoContext.__init__` (torch/_dynamo/eval_frame.py)."""
+    passes = list[bool]()
+
+    class Seen(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            passes.append(compiled_autograd.in_compiled_autograd_region)
+            return gradient
+
+    def step(model: nn.Module, x: torch.Tensor) -> None:
+        def train() -> None:
+            Seen.apply(model(x)).sum().backward()
+
+        train()
+        torch.compile(train, backend="eager")()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        report_of(step)
+
+    assert passes[0] is False
+    assert True in passes
