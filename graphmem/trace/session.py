@@ -53,6 +53,7 @@ from graphmem.virtual_device.device_memory import DEFAULT_STREAM, DeviceMemory
 from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.patching import replaced
 
+_COPY_SLICES: Any = vars(torch._C._functions)["CopySlices"]
 _OPTIMIZERS = "torch.optim."
 _OF_A_NUMBER = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)
 """Errors that a wrong number may cause: a size, an index, a divisor, a branch."""
@@ -254,17 +255,14 @@ class Session:
             self.recorder.phases.enter_backward()
 
     def compiles_whole(self, nodes: Iterable[Any]) -> bool:
-        """Whether compiled autograd, which is on, can take over a pass through these nodes.
-
-        It cannot if they saved something, or were given hooks, before it was on: autograd then has
-        graphmem's tokens in place of tensors, and does not have the hooks.
-        """
+        """Whether compiled autograd, which is on, can take over a pass through these nodes."""
         known = list(nodes)
-        if not self._compiles or any(self._is_ours(node) for node in known):
+        obstacle = next(filter(None, map(self._keeps_from_compiling, known)), "")
+        if obstacle or not self._compiles:
             self.recorder.assume(
                 "compiled autograd",
                 "the backward pass takes what it takes without it",
-                "its forward pass ran before it was on, so graphmem runs the nodes one by one",
+                f"{obstacle or 'nothing is compiled'}, so graphmem runs the nodes one by one",
                 self.location.source(),
             )
             return False
@@ -272,8 +270,17 @@ class Session:
         self.recorder.phases.compile_whole()
         return True
 
-    def _is_ours(self, node: Any) -> bool:
-        return self._hooks.hides_any(node) or self.saved.holds_any(node)
+    def _keeps_from_compiling(self, node: Any) -> str:
+        """Why compiled autograd cannot have a node, if it cannot.
+
+        Until it is on, autograd has graphmem's tokens in place of tensors, and no hooks. A write
+        into a view has a `view_fn` if the tensors are fake (`CopySlices::apply_with_saved`).
+        """
+        if isinstance(node, _COPY_SLICES):
+            return "the forward pass wrote into a view outside compiled code"
+        if self._hooks.hides_any(node) or self.saved.holds_any(node):
+            return "the forward pass ran before it was on"
+        return ""
 
     def enter_backward(self) -> None:
         """Count one more level: backward passes can be nested."""

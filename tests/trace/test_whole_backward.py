@@ -93,6 +93,18 @@ def test_it_is_told_if_the_forward_pass_ran_before_it_was_on() -> None:
     assert is_told(report_of(step))
 
 
+def test_it_is_told_if_the_forward_pass_wrote_into_a_view() -> None:
+    def step(model: nn.Module, x: torch.Tensor) -> None:
+        def train() -> None:
+            y = model(x)
+            y[0] = 1
+            y.sum().backward()
+
+        compile_whole(train)
+
+    assert is_told(report_of(step))
+
+
 def test_it_is_told_if_the_backward_pass_runs_after_it_was_on() -> None:
     def step(model: nn.Module, x: torch.Tensor) -> None:
         losses = list[torch.Tensor]()
