@@ -14,6 +14,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from graphmem.nodes import Node, NodeList, fx_graph
 
 if TYPE_CHECKING:
@@ -98,8 +100,7 @@ class Source:
         return f"{self}, {self.within}" if self.within else str(self)
 
 
-@dataclass(slots=True)
-class Owner:
+class Owner(msgspec.Struct, gc=False):
     """One holder of a storage, from tick `start` to tick `end` (None if it outlives the trace)."""
 
     kind: OwnerKind
@@ -113,8 +114,7 @@ class Owner:
         return self.start <= tick and (self.end is None or tick < self.end)
 
 
-@dataclass(slots=True)
-class Storage:
+class Storage(msgspec.Struct, gc=False):
     """One allocation on the device.
 
     Attributes:
@@ -133,7 +133,7 @@ class Storage:
     shape: tuple[int, ...]
     dtype: str
     device: str
-    owners: list[Owner] = field(default_factory=list)
+    owners: list[Owner] = []
 
     @property
     def death(self) -> int | None:
@@ -198,8 +198,7 @@ _LIFELONG = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TensorOut:
+class TensorOut(msgspec.Struct, frozen=True, gc=False):
     """A tensor that an operation returned.
 
     Attributes:
@@ -219,8 +218,7 @@ class TensorOut:
     is_coalesced: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SavedTensor:
+class SavedTensor(msgspec.Struct, frozen=True, gc=False):
     """A tensor that an autograd node holds.
 
     Attributes:
@@ -234,8 +232,7 @@ class SavedTensor:
     owner: Owner | None
 
 
-@dataclass(frozen=True, slots=True)
-class AutogradNode:
+class AutogradNode(msgspec.Struct, frozen=True, gc=False):
     """A node of autograd's graph that ran.
 
     Attributes:

@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+
+from msgspec import structs
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import CONVOLUTION_WORKSPACE, Free, Output, Scratch, Step, Take
@@ -160,7 +161,7 @@ def _copied_gradient(call: Call, grad: TensorOut) -> list[Scratch]:
 def _as_image(row: TensorOut) -> TensorOut:
     """`view4d` (aten/src/ATen/native/Convolution.cpp), which is `unsqueeze(2)`."""
     (batch, channels, length), (of_batch, of_channels, step) = row.shape, row.stride
-    return replace(
+    return structs.replace(
         row,
         shape=(batch, channels, 1, length),
         stride=(of_batch, of_channels, length * step, step),

@@ -16,8 +16,9 @@ copy of a real input whose address is not a multiple of a complex number's bytes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
+
+from msgspec import structs
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Scratch, Step
@@ -46,7 +47,7 @@ def _real_input(call: Call) -> Iterator[Step]:
 
 def _real_result(call: Call) -> Iterator[Step]:
     source, dims = call.tensor("self"), call.value("dim")
-    cloned = replace(source, stride=contiguous_strides(source.shape))
+    cloned = structs.replace(source, stride=contiguous_strides(source.shape))
     yield from call.outputs()
     parts = _transform(call, cloned, dims, _is_optimized(dims))
     yield from during([contiguous_copy(source)], parts)
@@ -77,7 +78,7 @@ def _copy_for(source: TensorOut, dims: Sequence[int]) -> Iterator[Scratch]:
 
 def _of(source: TensorOut, strided: Sequence[tuple[int, int]]) -> TensorOut:
     shape, stride = tuple(n for n, _ in strided), tuple(step for _, step in strided)
-    return replace(source, shape=shape, stride=stride)
+    return structs.replace(source, shape=shape, stride=stride)
 
 
 def _must_clone(batch: Sequence[tuple[int, int]], signal: Sequence[tuple[int, int]]) -> bool:

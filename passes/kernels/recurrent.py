@@ -12,10 +12,10 @@ space; in the backward pass each half takes it after allocating its gradients. I
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import chain
 
 import torch
+from msgspec import structs
 
 from graphmem.cudnn_recurrent import Layers, extents
 from graphmem.graph import TensorOut
@@ -99,7 +99,7 @@ def _time_first(call: Call, name: str) -> list[Scratch]:
 def _swapped(tensor: TensorOut) -> TensorOut:
     batch, time, *others = zip(tensor.shape, tensor.stride, strict=True)
     shape, stride = zip(time, batch, *others, strict=True)
-    return replace(tensor, shape=shape, stride=stride)
+    return structs.replace(tensor, shape=shape, stride=stride)
 
 
 RULES: Mapping[str, Rule] = {

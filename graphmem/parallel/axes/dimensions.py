@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import structs
 
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage, TensorOut
 from graphmem.nodes import Node, tensor_of
@@ -293,7 +295,7 @@ class _Finder:
     def _described(self, node: Node) -> TensorOut | None:
         tensor = tensor_of(node)
         if tensor is not None and tensor.storage is None and node in self._homes:
-            return replace(tensor, storage=self._homes[node])
+            return structs.replace(tensor, storage=self._homes[node])
         return tensor
 
     def _storages_of(self, nodes: Sequence[Node]) -> tuple[int, ...]:
