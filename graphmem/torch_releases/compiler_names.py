@@ -119,9 +119,9 @@ COMPILER_NAMES = (
         _COMPILED,
     ),
     Names(
-        "torch._inductor.output_code.CompiledFxGraph",
-        "__call__",
-        "the values of small results, which kernels do not compute here",
+        "torch._inductor.codegen.triton.TritonKernel",
+        "call_kernel",
+        "the loops of kernels, which are run on known values",
         _COMPILED,
     ),
     Names(
@@ -175,7 +175,7 @@ COMPILER_NAMES = (
     ),
     Names(
         "torch._inductor.runtime.triton_heuristics.CachingAutotuner",
-        "precompile _precompile_config copy_args_to_cpu_if_needed",
+        "precompile _precompile_config run copy_args_to_cpu_if_needed",
         "Triton kernels",
         _COMPILED,
     ),

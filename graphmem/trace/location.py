@@ -222,8 +222,11 @@ class Location:
     def place(self) -> Source | None:
         """The line that `source` gives, with the user's line above it if that is a package's.
 
-        For messages only: it takes longer.
+        In compiled code, the line that it was compiled from. For messages only: it takes longer.
         """
+        compiled = self.compiled(sys._getframe(1))
+        if compiled is not None and compiled.source is not None:
+            return compiled.source
         innermost = next(self.user_frames(), None)
         if innermost is None:
             return None

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Source
 from graphmem.values.layouts import is_dense, is_plain
-from graphmem.values.memory import Geometry, RealMemory, geometry_of, laid_out
+from graphmem.values.memory import Geometry, Parts, RealMemory, geometry_of, laid_out
 
 
 class Assumed(NamedTuple):
@@ -69,6 +69,9 @@ class Operand(NamedTuple):
         return self.geometry.view_of(memory)
 
 
+_MOST_OF_PARTS = 1 << 19
+"""The most bytes of a storage that is written part by part."""
+
 Written = weakref.ref[torch.UntypedStorage]
 """Fake memory that is written into."""
 
@@ -95,6 +98,7 @@ class HeldValues:
         self._held: dict[int, _Held] = {}
         self._postponed: weakref.WeakSet[RealMemory] = weakref.WeakSet()
         self._captured: dict[int, Written] | None = None
+        self._parts: dict[int, tuple[Parts, Basis]] = {}
 
     def capture(self) -> None:
         """Know nothing of what follows: a CUDA graph captures it, and a replay runs it."""
@@ -143,10 +147,22 @@ class HeldValues:
         Raises:
             UnknownError: they are not known.
         """
-        held = None if tensor.is_conj() or tensor.is_neg() else self.saved(tensor)
-        if held is None:
+        if tensor.is_conj() or tensor.is_neg():
             raise UnknownError
+        held = self.saved(tensor)
+        if held is None:
+            return self._part(tensor)
         return Operand(held.memory, geometry_of(tensor), held.basis)
+
+    def _part(self, tensor: FakeTensor) -> Operand:
+        """The values of a tensor in a storage of which only parts are known."""
+        if not self._parts or tensor.layout is not torch.strided:
+            raise UnknownError
+        memory, geometry = tensor.untyped_storage(), geometry_of(tensor)
+        parts, basis = self._parts.get(memory._cdata, (None, KNOWN))
+        if parts is None or not parts.belong_to(memory) or not parts.have(geometry):
+            raise UnknownError
+        return Operand(RealMemory(memory.nbytes(), parts.memory), geometry, basis)
 
     def note(self, tensor: torch.Tensor, real: torch.Tensor, basis: Basis) -> None:
         """Give a fake tensor with its own memory the values of a real one."""
@@ -176,6 +192,43 @@ class HeldValues:
             return None
         return held
 
+    def write(self, tensor: torch.Tensor, values: torch.Tensor, basis: Basis) -> None:
+        """Note values that are written into a tensor, which may be a part of its storage.
+
+        Parts of a storage of which nothing is known are kept until they are all of it.
+        """
+        memory, geometry, held = tensor.untyped_storage(), geometry_of(tensor), self.saved(tensor)
+        if self.is_capturing:
+            self.forget(tensor)
+        elif is_dense(tensor) and tensor.numel() * tensor.element_size() == memory.nbytes():
+            self.note(tensor, values, basis)
+        elif held is not None and held.memory.read() is not None:
+            self.compute_postponed()
+            with torch._C._DisableTorchDispatch():
+                geometry.view_of(held.memory.read()).copy_(values)
+            held.basis |= basis
+        elif memory.nbytes() <= _MOST_OF_PARTS:
+            self._write_part(memory, geometry, values, basis)
+
+    def _write_part(
+        self,
+        memory: torch.UntypedStorage,
+        geometry: Geometry,
+        values: torch.Tensor,
+        basis: Basis,
+    ) -> None:
+        parts, before = self._parts.get(memory._cdata, (None, KNOWN))
+        if parts is None or not parts.belong_to(memory):
+            parts, before = Parts(memory, geometry.dtype), KNOWN
+        self._parts[memory._cdata] = parts, before | basis
+        if parts.write(geometry, values):
+            self._keep(memory, RealMemory(memory.nbytes(), parts.memory), before | basis)
+
+    def drop_parts(self, tensor: torch.Tensor) -> None:
+        """Forget the known parts of a storage that something else writes into."""
+        if self._parts and tensor.layout is torch.strided:
+            self._parts.pop(tensor.untyped_storage()._cdata, None)
+
     def share(self, tensor: torch.Tensor, held: Any) -> None:
         """Give a tensor's memory the values returned by `saved`: it stands for the same storage."""
         self._keep(tensor.untyped_storage(), held.memory, held.basis)
@@ -195,6 +248,7 @@ class HeldValues:
         )
 
     def _keep(self, memory: torch.UntypedStorage, values: RealMemory, basis: Basis) -> None:
+        self._parts.pop(memory._cdata, None)
         if self._captured is not None:
             self._forget(memory)
             return
@@ -204,6 +258,7 @@ class HeldValues:
 
     def _forget(self, memory: torch.UntypedStorage) -> None:
         self._held.pop(memory._cdata, None)
+        self._parts.pop(memory._cdata, None)
         if self._captured is not None:
             self._captured[memory._cdata] = weakref.ref(memory)
 

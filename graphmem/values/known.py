@@ -272,7 +272,9 @@ class KnownValues(HeldValues):
         targets = list(_tensors(_argument(args, kwargs, place) for place in plan.writes))
         was_known = any(self.saved(target) is not None for target in targets)
         if not was_known and not (plan.overwrites and isinstance(targets[0], FakeTensor)):
-            return  # nothing is known of what is written into, nor will be
+            for target in targets:  # nothing is known of it, nor will be
+                self.drop_parts(target)
+            return
         if self._rules.leaves_untouched(func):
             self._mark(targets, frozenset({self._assumed(self._rules.finite)}))
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -65,6 +66,47 @@ class RealMemory:
         return self._memory
 
 
+class Parts:
+    """What is known of a storage that is written part by part.
+
+    Attributes:
+        memory: real memory with what is known.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
+        self._storage = weakref.ref(storage)
+        self._itemsize = dtype.itemsize
+        self.memory = _zeros(storage.nbytes())
+        self._covered = _zeros(storage.nbytes() // dtype.itemsize)
+
+    def belong_to(self, storage: torch.UntypedStorage) -> bool:
+        """Whether they are those of this storage, which has not been resized since."""
+        return self._storage() is storage and self.memory.nbytes() == storage.nbytes()
+
+    def write(self, geometry: Geometry, values: torch.Tensor) -> bool:
+        """Note a part; returns whether all of the storage is known now."""
+        if geometry.dtype.itemsize != self._itemsize:
+            return False
+        with torch._C._DisableTorchDispatch():
+            geometry.view_of(self.memory).copy_(values)
+            self._covered_at(geometry).fill_(True)
+        return 0 not in self._covered
+
+    def have(self, geometry: Geometry) -> bool:
+        """Whether all that lies so is known."""
+        with torch._C._DisableTorchDispatch():
+            is_same = geometry.dtype.itemsize == self._itemsize
+            return is_same and bool(self._covered_at(geometry).all())
+
+    def _covered_at(self, geometry: Geometry) -> torch.Tensor:
+        return geometry._replace(dtype=torch.bool).view_of(self._covered)
+
+
+def _zeros(nbytes: int) -> torch.UntypedStorage:
+    with torch._C._DisableTorchDispatch():
+        return constructors.zeros(nbytes, dtype=torch.uint8, device="cpu").untyped_storage()
+
+
 def laid_out(real: torch.Tensor, nbytes: int, geometry: Geometry) -> torch.UntypedStorage:
     """The memory of a real tensor, or of a copy of it, in which it lies as another one does.
 
@@ -76,5 +118,4 @@ def laid_out(real: torch.Tensor, nbytes: int, geometry: Geometry) -> torch.Untyp
     if is_laid_out_as(real, nbytes, geometry.offset, geometry.stride):
         return real.untyped_storage()
     with torch._C._DisableTorchDispatch():
-        zeros = constructors.zeros(nbytes, dtype=torch.uint8, device="cpu")
-        return geometry.view_of(zeros.untyped_storage()).copy_(real).untyped_storage()
+        return geometry.view_of(_zeros(nbytes)).copy_(real).untyped_storage()

@@ -62,14 +62,6 @@ def plan_of(func: Any) -> ValuePlan | None:
     return ValuePlan(tuple(writes), overwrites, is_random)
 
 
-def is_pure(func: Any) -> bool:
-    """Whether the values of an operator's result follow from those of its operands."""
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):
-        return False
-    draws = torch.Tag.nondeterministic_seeded in func.tags or "inductor" in func._schema.name
-    return not draws and not func._schema.is_mutable and "empty" not in func._schema.name
-
-
 class own_draws:  # noqa: N801 - a context, as `torch.no_grad` is
     """Draw random numbers without touching the program's own generator."""
 

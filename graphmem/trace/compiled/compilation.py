@@ -17,11 +17,17 @@ import torch
 from graphmem.environment import environment
 from graphmem.private_cache import PrivateCache, users_folder
 from graphmem.trace import whole_backward
-from graphmem.trace.compiled import dynamo, graph_outputs, inductor, small_results
+from graphmem.trace.compiled import (
+    dynamo,
+    graph_outputs,
+    inductor,
+    kernel_loops,
+    kernel_values,
+)
+from graphmem.trace.compiled.kernel_loops import KernelCall, KernelCalls
 from graphmem.trace.compiled.origins import Origins, buffers_of
 from graphmem.trace.compiled.reuse import MOST_BYTES, Learned, Reuse
 from graphmem.trace.compiled.savings import Savings, compiled_graph
-from graphmem.trace.compiled.small_results import SmallResults
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.trace.messages import NoTritonError
@@ -179,22 +185,26 @@ class Compilation:
         from torch._inductor.graph import GraphLowering
 
         compile_to_module = GraphLowering.compile_to_module
-        followed: dict[str, SmallResults] = {}
+        kernels: dict[str, KernelCalls] = {}
+        written: KernelCalls = {}
 
         def learn(file: str, learned: Learned) -> None:
             self.origins.note(file, learned.buffers)
-            followed[file] = learned.small
+            kernels[file] = learned.kernels
             savings.code.graphs.append(learned.graph)
 
         # In a run Python's collector is at work, at moments that depend on what is made.
         folder = None if self._knows_memory else users_folder()
         reuse = folder and Reuse(PrivateCache(folder, MOST_BYTES), learn, self._effects)
 
+        def note_call(name: str, call: KernelCall) -> None:
+            written.setdefault(name, []).append(call)
+
         def compile_and_note(graph: Any) -> Any:
+            written.clear()
             module = compile_to_module(graph)
             constants = bool(graph.constants or graph.torchbind_constants)
-            small = small_results.small_results(graph.module.graph)
-            learned = Learned(buffers_of(graph), compiled_graph(graph), small, constants)
+            learned = Learned(buffers_of(graph), compiled_graph(graph), {**written}, constants)
             learn(str(module.__file__), learned)
             if reuse:
                 reuse.note(learned)
@@ -202,7 +212,8 @@ class Compilation:
 
         return [
             *(reuse.replacements() if reuse else []),
-            *small_results.replacements(self._known, followed),
+            *kernel_loops.replacements(note_call),
+            *kernel_values.replacements(self._known, kernels),
             (GraphLowering, "compile_to_module", compile_and_note),
             (
                 OutputGraph,

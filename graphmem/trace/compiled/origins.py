@@ -17,7 +17,9 @@ from typing import Any
 from graphmem.frames import Origin, origin_of, short_path
 from graphmem.graph import Source
 
-_MADE_OR_WRITTEN = re.compile(r"\s*(?P<made>buf\d+) = |out=(?P<written>buf\d+)")
+_MADE_OR_WRITTEN = re.compile(
+    r"\s*(?P<made>(buf|u)\d+)(_undivided)?( = |\.copy_\()|out=(?P<written>buf\d+)"
+)
 _LINE_OF_TRACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _NAMES = re.compile(r"\w+")
 _DYNAMO_SAYS = {"L", "self", "_modules", "_orig_mod", "fn"}
@@ -76,8 +78,10 @@ class Origins:
 
 
 def buffers_of(graph: Any) -> dict[str, Buffer]:
-    """The buffers of a `GraphLowering`, by name."""
-    return {name: _of(name, each) for name, each in graph.name_to_buffer.items()}
+    """The buffers of a `GraphLowering`, and the sizes that it reads from them, by name."""
+    found = {name: _of(name, each) for name, each in graph.name_to_buffer.items()}
+    sizes = (each for each in graph.operations if type(each).__name__ == "DynamicScalar")
+    return found | {str(each.sym): _of(str(each.sym), each) for each in sizes}
 
 
 def _of(name: str, buffer: Any) -> Buffer:

@@ -35,8 +35,8 @@ from graphmem.compiled_code import CompiledGraph
 from graphmem.frames import Origin, origin_of
 from graphmem.installation import installation_digest
 from graphmem.private_cache import PrivateCache
+from graphmem.trace.compiled.kernel_loops import KernelCalls
 from graphmem.trace.compiled.origins import Buffer, origin_of_node
-from graphmem.trace.compiled.small_results import SmallResults
 from graphmem.virtual_device.patching import Replacement
 
 MOST_BYTES = 256 << 20
@@ -49,13 +49,13 @@ class Learned:
     Attributes:
         buffers: the buffers of its wrapper, by name.
         graph: what was fused.
-        small: what is to be followed of its values.
+        kernels: the calls of kernels in its wrapper.
         has_constants: whether the wrapper refers to tensors made while it was compiled.
     """
 
     buffers: dict[str, Buffer]
     graph: CompiledGraph
-    small: SmallResults
+    kernels: KernelCalls
     has_constants: bool
 
 
