@@ -33,7 +33,7 @@ from graphmem.cli.recorded import Command
 from graphmem.cli.render import render
 from graphmem.cli.run import CONTEXT_SETTINGS as RUN_SETTINGS
 from graphmem.cli.run import run
-from graphmem.cli.signals import orderly_termination
+from graphmem.cli.signals import orderly_interruption, orderly_termination
 from graphmem.cli.verify import verify
 from graphmem.cli.watch import watch
 from graphmem.cli.whatif import whatif
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     settings = Settings()
     open_missing_streams()
-    with orderly_termination():
+    with orderly_interruption(), orderly_termination():
         return guarded(partial(_run, arguments, settings), settings)
 
 

@@ -1,4 +1,4 @@
-"""Treat SIGTERM like Ctrl-C, so that temporary files are removed."""
+"""Treat SIGTERM like Ctrl-C, so that temporary files are removed, and lose neither."""
 
 from __future__ import annotations
 
@@ -22,11 +22,42 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
+def orderly_interruption() -> Iterator[None]:
+    """Have Ctrl-C raise `KeyboardInterrupt` in the cycle collector's callbacks, too.
+
+    Python ignores what is raised in such a callback (`gc.callbacks`), as graphmem has one, so a
+    signal that arrives there is sent again.
+
+    `asyncio.run` handles Ctrl-C if Python's own function would (`Runner.run`), so that is replaced
+    as well.
+    """
+    default = signal.default_int_handler
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not default:
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if _is_in_collector(frame):
+            _send_later(number)
+        else:
+            default(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    signal.default_int_handler = interrupt  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        signal.default_int_handler = default
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, default)
+
+
+@contextmanager
 def orderly_termination() -> Iterator[None]:
     """Have SIGTERM raise `Terminated`, unless the program handles it already.
 
-    Python ignores what is raised in a callback of its cycle collector (`gc.callbacks`), as graphmem
-    has one, so a signal that arrives there is sent again.
+    In the cycle collector's callbacks it is sent again, as Ctrl-C is.
 
     A script's `except BaseException` may swallow that, so a second SIGTERM ends the process, unless
     it is the same: `timeout` sends one to its child and one to its group (coreutils' timeout.c).

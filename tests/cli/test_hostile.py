@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from graphmem.cli.signals import Terminated, orderly_termination
+from graphmem.cli.signals import Terminated, orderly_interruption, orderly_termination
 from graphmem.gate.formats.markdown import escaped
 from graphmem.plain_text import Console, plain_text, visible
 from tests.conftest import Outcome
@@ -258,16 +259,37 @@ def test_a_missing_or_read_only_home_does_not_matter(home: str | None, tmp_path:
     assert done.stderr == ""
 
 
-def test_a_signal_that_arrives_in_a_callback_of_the_cycle_collector_counts() -> None:
+@pytest.mark.parametrize(
+    ("number", "handled", "error"),
+    [
+        (signal.SIGTERM, orderly_termination, Terminated),
+        (signal.SIGINT, orderly_interruption, KeyboardInterrupt),
+    ],
+    ids=["SIGTERM", "SIGINT"],
+)
+def test_a_signal_that_arrives_in_a_callback_of_the_cycle_collector_counts(
+    number: int,
+    handled: Callable[[], AbstractContextManager[None]],
+    error: type[KeyboardInterrupt],
+) -> None:
     """Python prints and forgets what is raised there."""
 
-    def terminate(phase: str, info: dict[str, int]) -> None:
+    def send(phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
-    with orderly_termination():
-        gc.callbacks.append(terminate)
+    with handled():
+        gc.callbacks.append(send)
         gc.collect()
-        gc.callbacks.remove(terminate)
-        with pytest.raises(Terminated):
+        gc.callbacks.remove(send)
+        with pytest.raises(error):
             time.sleep(5)
+
+
+def test_python_handles_ctrl_c_again_when_a_command_has_ended() -> None:
+    before = signal.default_int_handler
+
+    with orderly_interruption():
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler is before
