@@ -13,7 +13,7 @@ from types import FrameType
 
 _SAME = 0.5
 """Within so many seconds two signals are one."""
-_LATER = 0.05
+_LATER = 0.002
 """Seconds after which a signal is sent again."""
 
 
