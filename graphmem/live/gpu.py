@@ -20,6 +20,7 @@ from graphmem.live import resized_storages, serialization, surroundings
 from graphmem.live.messages import EnteredTwiceError, SecondGpuError
 from graphmem.live.session import EnoughSteps, LiveSession
 from graphmem.live.verdict import verdict_of
+from graphmem.live.workers import with_stand_ins
 from graphmem.online import addresses, pool_pointers
 from graphmem.ranks.journal import Journal
 from graphmem.ranks.world import devices_of
@@ -133,6 +134,7 @@ class VirtualGpu:
                 pinned=session.recorder.host.pinned,
             )
             stack.enter_context(standing_in(self.stand_ins, self.runtime.gpu))
+            stack.enter_context(with_stand_ins(self.stand_ins, self.runtime.gpu))
             stack.enter_context(replaced(self._replacements()))
             stack.enter_context(ranks.groups_taken_down())
             stack.enter_context(session.watching(card, outermost))

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from graphmem.virtual_device.stand_ins.flash_attn import STAND_IN
 from tests.conftest import Outcome
 
 Run = Callable[..., Outcome]
@@ -58,3 +60,33 @@ def test_workers_read_for_a_step_or_a_script(
 
     assert "3 steps" in with_workers
     assert with_workers == report("0")
+
+
+WITH_STAND_IN = """\
+import sys
+from importlib.metadata import version
+import torch
+from flash_attn import flash_attn_func
+from torch.utils.data import DataLoader
+
+
+def collate(rows):
+    return f"flash_attn {version('flash_attn')}, a card: {torch.cuda.is_available()}"
+
+
+if __name__ == "__main__":
+    options = dict(num_workers=1, multiprocessing_context=sys.argv[1])
+    print(*DataLoader([1, 2], batch_size=2, collate_fn=collate, **options))
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_import_the_script_anew_have_its_stand_ins(
+    method: str, tmp_path: Path, run_graphmem: Run
+) -> None:
+    """They have no card, as the other workers of a data loader need none."""
+    (tmp_path / "train.py").write_text(WITH_STAND_IN)
+
+    outcome = run_graphmem("run", "--stand-in", "flash_attn", f"{tmp_path}/train.py", method)
+
+    assert outcome.stdout == f"flash_attn {STAND_IN.version}, a card: {torch.cuda.is_available()}\n"
