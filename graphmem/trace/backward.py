@@ -43,6 +43,7 @@ from graphmem.trace.graph_task import (
     is_accumulate_grad,
     limit_to,
 )
+from graphmem.trace.later_nodes import LaterNodes
 from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
 from graphmem.trace.node_order import NodeOrder, number_root
 from graphmem.trace.pruned_edges import without_edges
@@ -95,12 +96,14 @@ class Backward:
         saved: SavedTensorHooks,
         hooks: NodeHooks,
         views: ReplayedViews,
+        later: LaterNodes,
         observer: BackwardObserver,
     ) -> None:
         self._rules = rules
         self._saved = saved
         self._hooks = hooks
         self._views = views
+        self._later = later
         self._observer = observer
         self._ids = itertools.count()
         self._order = NodeOrder()
@@ -163,6 +166,8 @@ class Backward:
         if whole_backward.is_on() and self._observer.compiles_whole(edges):
             options = (keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
             return self._run_whole(tensors, grad_tensors, *options)
+        if keep_graph:
+            self._later.kept(edges)
         task = GraphTask(next(self._ids), keep_graph, edges, count_dependencies(edges))
         if inputs:
             limit_to(task, inputs, accumulate_grad)

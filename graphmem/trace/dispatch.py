@@ -27,6 +27,7 @@ from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.composites import IN_PARTS, is_pure, run_in_parts
 from graphmem.trace.higher_order import run_without_modes
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
+from graphmem.trace.later_nodes import LaterNodes
 from graphmem.trace.location import Location
 from graphmem.trace.messages import NoKernelOnCardError
 from graphmem.trace.operands import tensors_of
@@ -101,6 +102,7 @@ class TraceMode(TorchDispatchMode):
         location: Location,
         autocast: AutocastRegions,
         views: ReplayedViews,
+        later: LaterNodes,
         forms: InPlaceForms,
         numbers: NodeNumbers,
         reads: Reads,
@@ -111,6 +113,7 @@ class TraceMode(TorchDispatchMode):
         self._location = location
         self._autocast = autocast
         self._views = views
+        self._later = later
         self._forms = forms
         on_cpu = recorder.device.type == "cpu"
         self._real_elements: float = 1 if on_cpu else REAL_CPU_ELEMENTS
@@ -303,6 +306,7 @@ class TraceMode(TorchDispatchMode):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tick: int
     ) -> Op:
         self._views.settle()
+        self._later.settle()
         node, source, autograd_node, forward = self.node, None, None, None
         module = caller = self._location.module
         buffer = self._location.compiled(sys._getframe(1))
@@ -328,6 +332,7 @@ class TraceMode(TorchDispatchMode):
             self._newest_node = newest
             self._op_of_node[newest - 1] = op
         self._views.note(newest - 1, args, result, node)
+        self._later.note(result)
         self._recorder.newest_node = newest - 1
         note_history(args, result)
         if func is aten._to_copy.default and op.births:

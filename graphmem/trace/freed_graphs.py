@@ -18,7 +18,10 @@ node before the walk did.
 
 Up to torch 2.12 nodes have no second owner, and every dying node frees first to last.
 
-Not covered: a walked node that dies together with a later one that was never walked.
+A node that no walk reaches is treated as a walked one if walked nodes are behind it
+(`later_nodes.py`).
+
+Not covered: a node that the program looks at only after a walk, but for registering a hook.
 """
 
 from __future__ import annotations
@@ -28,7 +31,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from graphmem.trace.node_memory import is_implemented_in_cpp, owners_of, seen_following
+from graphmem.trace.node_memory import (
+    is_implemented_in_cpp,
+    owners_of,
+    seen_following,
+    wrappers_live_on,
+)
 
 _FOLLOWING = "graphmem following"
 _SEEN = "graphmem seen"
@@ -113,7 +121,7 @@ _FREED = _Freed()
 class _Following:
     """The nodes behind a node; dies with it."""
 
-    __slots__ = ("_nodes", "_release")
+    __slots__ = ("__weakref__", "_nodes", "_release")
 
     def __init__(self, nodes: list[Any], release: Release) -> None:
         self._nodes = nodes
@@ -123,9 +131,27 @@ class _Following:
         _FREED.add(self._nodes, self._release)
 
 
+def following_of(node: Any) -> object:
+    """An object that lives as long as a walked node."""
+    following: _Following = node.metadata[_FOLLOWING]
+    return following
+
+
+def is_walked(node: Any) -> bool:
+    """Whether a node already frees those behind it in a loop."""
+    looked_at(node)
+    return _FOLLOWING in node.metadata
+
+
 def looked_at(node: Any) -> None:
     """Mark a node that only the trace looks at; a real run would not."""
     node.metadata.setdefault(_SEEN, False)
+
+
+def seen(node: Any) -> None:
+    """Mark a node that the program has in its hands."""
+    if wrappers_live_on():
+        node.metadata[_SEEN] = True
 
 
 def free_in_a_loop(node: Any, release: Release) -> None:
@@ -141,11 +167,17 @@ def free_in_a_loop(node: Any, release: Release) -> None:
     metadata = node.metadata
     if _FOLLOWING in metadata:
         return
+    edges = _looked_behind(node)
+    # The last edge to a node releases it.
+    behind = dict.fromkeys(following for following in reversed(edges) if following is not None)
+    metadata[_FOLLOWING] = _Following(list(reversed(behind)), release)
+
+
+def _looked_behind(node: Any) -> list[Any]:
+    """The node behind each edge; they are marked if the program has not seen them."""
     seen = seen_following(node) if is_implemented_in_cpp(node) else []
     edges = [edge[0] for edge in node.next_functions]
     for following, is_seen in zip(edges, seen, strict=bool(seen)):
         if following is not None:
             following.metadata.setdefault(_SEEN, is_seen)
-    # The last edge to a node releases it.
-    behind = dict.fromkeys(following for following in reversed(edges) if following is not None)
-    metadata[_FOLLOWING] = _Following(list(reversed(behind)), release)
+    return edges

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from graphmem.caller.tensors import leaf_of
 from graphmem.trace import whole_backward
-from graphmem.trace.freed_graphs import looked_at
+from graphmem.trace.freed_graphs import looked_at, seen
 from graphmem.trace.python_functions import name_of
 from graphmem.trace.saved_variables import note_gradient
 
@@ -66,6 +66,7 @@ class NodeHooks:
         return hooks
 
     def _make(self, node: Any) -> _Hooks:
+        seen(node)
         self._hooked.add(key_of(node))
         hooks: _Hooks = node.metadata.setdefault(_METADATA_KEY, _Hooks())
         return hooks

@@ -53,9 +53,14 @@ def seen_following(node: Any) -> list[bool]:
     """Whether the node behind each edge has a wrapper that lives as long [`kHasPyObject`]."""
     following = [_pointer_at(place) for place in edges_of(node)]
     return [
-        _counts_itself() and bool(address) and bool(_counts_at(address) & _HAS_WRAPPER)
+        wrappers_live_on() and bool(address) and bool(_counts_at(address) & _HAS_WRAPPER)
         for address in following
     ]
+
+
+def wrappers_live_on() -> bool:
+    """Whether a node's wrapper lives as long as the node, as its second owner."""
+    return _counts_itself()
 
 
 def unknown_layout() -> RuntimeError:

@@ -37,6 +37,7 @@ from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.host_tensors import share_with_fakes
 from graphmem.trace.in_place_forms import InPlaceForms
+from graphmem.trace.later_nodes import LaterNodes
 from graphmem.trace.library_flags import note_flags
 from graphmem.trace.line_search import LineSearches
 from graphmem.trace.location import Location
@@ -113,7 +114,8 @@ class Session:
         self.saved = SavedTensorHooks(recorder, self.fake_mode, self.reads.known)
         self._nodes = AutogradNodes(self.recorder, self.saved)
         rules = GradientRules(self.recorder, subclass_like=subclass_like)
-        self._walk = Backward(rules, self.saved, self._hooks, self._views, self)
+        later = LaterNodes(self.saved.release)
+        self._walk = Backward(rules, self.saved, self._hooks, self._views, later, self)
         self._depth = 0
         self._levels = TransformLevels()
         self._numbers = NodeNumbers()
@@ -124,6 +126,7 @@ class Session:
             self.location,
             self._autocast,
             self._views,
+            later,
             InPlaceForms(observed=subclass_like, levels=self._levels),
             self._numbers,
             self.reads,

@@ -38,6 +38,36 @@ COMPILED_FAULTS = {
 }
 """Programs that were once traced wrongly, reduced."""
 
+FREED_FAULTS = {
+    "a node behind a kept graph, made before the walk": [
+        "v0 = x * 1",
+        "v1 = (v0 + 1) * v0",
+        "v2 = v1 * 3",
+        "v3 = v1 + 1",
+        "v4 = torch.autograd.grad(v2.sum(), [x], retain_graph=True)[0]",
+        "loss = v0.square().mean()",
+        "loss.backward()",
+    ],
+    "a node behind a kept graph, made after the walk": [
+        "v0 = x * 1",
+        "v1 = (v0 + 1) * v0",
+        "v2 = torch.autograd.grad((v1 * 3).sum(), [x], create_graph=True)[0]",
+        "v3 = v1.repeat(2, 1)[:6]",
+        "loss = v0.square().mean()",
+        "loss.backward()",
+    ],
+    "a node that the program looks at when it was walked": [
+        "v0 = x * 1",
+        "v1 = F.cross_entropy(v0, order) * v0[order]",
+        "v2 = torch.lerp(v1, v0.relu(), 0.3)",
+        "v3 = torch.autograd.grad(v2.square().sum(), [x], create_graph=True)[0]",
+        "v1.register_hook(lambda g: g * 2)",
+        "loss = v0.square().mean()",
+        "loss.backward()",
+    ],
+}
+"""Programs whose saved tensors were once freed in another order, reduced."""
+
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_program_is_traced_as_it_runs(seed: int) -> None:
@@ -70,4 +100,10 @@ def test_a_backward_pass_that_is_compiled_as_a_whole(seed: int) -> None:
 @pytest.mark.parametrize("lines", COMPILED_FAULTS.values(), ids=COMPILED_FAULTS)
 def test_a_program_that_was_wrong_is_traced_as_it_runs(lines: list[str]) -> None:
     outcome = compiled.compare(lines, "aot_eager")
+    assert outcome.verdict == "equal", outcome.details
+
+
+@pytest.mark.parametrize("lines", FREED_FAULTS.values(), ids=FREED_FAULTS)
+def test_a_graph_that_is_never_walked_is_freed_as_it_is(lines: list[str]) -> None:
+    outcome = compare(lines)
     assert outcome.verdict == "equal", outcome.details

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from graphmem.trace.backward import Backward
 from graphmem.trace.gradients import GradientRules
+from graphmem.trace.later_nodes import LaterNodes
 from graphmem.trace.node_hooks import NodeHooks
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
@@ -66,7 +67,8 @@ class Unwatched:
         # The tensors of a compiler's trace are wrappers, which the engine never sums in place.
         rules = GradientRules(nobodys, subclass_like=True)
         saved = SavedTensorHooks(nobodys, fake_mode, known)
-        self._engine = Backward(rules, saved, hooks, ReplayedViews(), _Nobody())
+        later = LaterNodes(saved.release)
+        self._engine = Backward(rules, saved, hooks, ReplayedViews(), later, _Nobody())
 
     def running(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function of the compiler so that it runs unwatched."""
