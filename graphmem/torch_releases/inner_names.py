@@ -90,6 +90,9 @@ INNER_NAMES = (
         _NO_TRACE,
     ),
     Names("torch.Tensor", "numpy tolist __dlpack__ _typed_storage", "weights on the host", "`run`"),
+    Names("torch._C", "_to_dlpack _to_dlpack_versioned _from_dlpack", "tensors by DLPack", "them"),
+    Names("torch", "to_dlpack", "tensors by DLPack", "them"),
+    Names("torch.utils.dlpack", "to_dlpack", "tensors by DLPack", "them"),
     Names("torch.UntypedStorage", "_cdata", "telling storages apart", _NO_TRACE),
     Names("torch.UntypedStorage", "__getitem__", "slices of storages", "a slice"),
     Names(

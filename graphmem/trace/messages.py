@@ -139,14 +139,29 @@ class DataDependentValueError(InputError):
         )
 
 
+_OF_PARTS = (
+    "make it dense first, with to_dense(): how many values each part of it has is known to the "
+    "card alone"
+)
+_OF_GRADIENTS = (
+    "make it dense first, with to_dense(); if it is an embedding's gradient, train with "
+    "torch.optim.SparseAdam, Adagrad or SGD without momentum, or leave out sparse=True"
+)
+_PARTS = frozenset({"unbind", "select", "slice", "narrow", "index_select", "split", "chunk"})
+
+
+def _takes_a_part(func: object) -> bool:
+    """Whether an operator takes rows or other parts of a tensor, by its name, `aten.unbind.int`."""
+    return not _PARTS.isdisjoint(str(func).split("."))
+
+
 class SparseOperatorError(InputError):
     """An operator has no rule for sparse tensors."""
 
     def __init__(self, func: object, where: str) -> None:
         super().__init__(
             f"operator {func} of a sparse tensor is not supported{where}",
-            hint="train sparse embeddings with torch.optim.SparseAdam, Adagrad or SGD without "
-            "momentum, or leave out sparse=True",
+            hint=_OF_PARTS if _takes_a_part(func) else _OF_GRADIENTS,
         )
 
 

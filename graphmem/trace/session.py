@@ -19,6 +19,7 @@ import torch.optim.optimizer as optim_hooks
 from graphmem.trace import (
     detectors,
     disguise,
+    dlpack,
     higher_order,
     initialisers,
     printing,
@@ -157,6 +158,7 @@ class Session:
             stack.enter_context(replaced(tensor_kinds.replacements(self.location, self.recorder)))
             stack.enter_context(replaced(self._levels.replacements()))
             stack.enter_context(replaced(printing.replacements(self.reads, self.fake_mode)))
+            stack.enter_context(replaced(dlpack.replacements(self.fake_mode)))
             stack.enter_context(replaced(higher_order.replacements(self.mode)))
             stack.enter_context(torchscript.unfused())
             stack.enter_context(replaced(torchscript.replacements(self.reads.scripted)))

@@ -163,6 +163,13 @@ def test_a_product_without_a_cuda_kernel(virtual_gpu: Virtual, dtype: torch.dtyp
         torch.spmm(matrix, torch.ones(NODES, 2, device="cuda", dtype=dtype))
 
 
+def test_the_hint_for_rows_of_a_matrix_is_to_make_it_dense(virtual_gpu: Virtual) -> None:
+    virtual_gpu("t4")
+    with pytest.raises(SparseOperatorError) as refused:
+        ring().to("cuda").unbind()
+    assert refused.value.hint.startswith("make it dense first, with to_dense(): ")
+
+
 @pytest.mark.parametrize("is_expanded", [False, True])
 def test_a_sparse_gradient(virtual_gpu: Virtual, *, is_expanded: bool) -> None:
     """Autograd keeps the gradient backward made, or copies one that is not contiguous.
