@@ -9,6 +9,9 @@ A tensor on the virtual card is a fake one, and Python's `type` says so. `isinst
 (2) That holds for scripts, targets and modules, of libraries too, that are imported while the
     virtual card is open. PyTorch's own code knows fake tensors, and stays as it is.
 
+(3) Assignments to `x.__class__`, as where compressed-tensors moves a parameter, call `assign`, and
+    so do those to `x.__dict__` in the same module. A type that is assigned is that of (1).
+
 This module does not import torch: what needs none reads targets too.
 
 Not covered: a type that is given a name before it is looked up, and modules imported before.
@@ -20,13 +23,17 @@ import ast
 import builtins
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
 _NAME = "__graphmem_plain_type__"
 """What the changed code calls; a builtin, since any module may contain it, and outlive the card."""
+_ASSIGN = "__graphmem_assign__"
+"""What assignments call, a builtin as well."""
+_ASSIGNED = {"__class__", "__dict__"}
+_ASSIGNMENT = re.compile(r"\.__class__\s*=[^=]")
 _ASKED_FOR = {"Tensor", "Parameter"}
 _KEPT = {"torch", "graphmem"}
 _LOOK_UP = re.compile(r"\[\s*type\(|\.(get|pop)\(\s*type\(|\btype\([^()]*\)\s+(not\s+)?in\b")
@@ -45,10 +52,14 @@ def plain_type(value: Any) -> Any:
     return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
 
 
+assign: Callable[[Any, str, Any], None] = setattr
+"""What (3) calls; the virtual card replaces it (`virtual_device/assigned_types.py`)."""
+
+
 def compiled(source: bytes | str, file: Any) -> CodeType:
     """Compile a module, with its comparisons of types as on a card."""
     code = compile(source, file, "exec", dont_inherit=True)
-    return _changed(source, file) if _calls_type(code) and _may_ask(code, source) else code
+    return _changed(source, file) if _names_types(code) and _may_ask(code, source) else code
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
@@ -57,7 +68,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
     def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
         code = own(loader, fullname)
-        if code is None or fullname.partition(".")[0] in _KEPT or not _calls_type(code):
+        if code is None or fullname.partition(".")[0] in _KEPT or not _names_types(code):
             return code
         path = loader.get_filename(fullname)
         source = loader.get_data(path)
@@ -70,13 +81,19 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
 def _changed(source: bytes | str, file: Any) -> CodeType:
     setattr(builtins, _NAME, plain_type)
+    setattr(builtins, _ASSIGN, _assign)
     tree = _Comparisons().visit(ast.parse(source, file))
     code: CodeType = compile(tree, file, "exec", dont_inherit=True)
     return code
 
 
-def _calls_type(code: CodeType) -> bool:
-    return any("type" in each.co_names for each in _codes(code))
+def _assign(value: Any, name: str, new: Any) -> None:
+    """Call what `assign` is at that time: the code outlives the card."""
+    assign(value, name, new)
+
+
+def _names_types(code: CodeType) -> bool:
+    return any("type" in each.co_names or "__class__" in each.co_names for each in _codes(code))
 
 
 def _may_ask(code: CodeType, source: bytes | str) -> bool:
@@ -84,7 +101,7 @@ def _may_ask(code: CodeType, source: bytes | str) -> bool:
     if any("type" in each.co_names and _ASKED_FOR & {*each.co_names} for each in _codes(code)):
         return True
     text = source if isinstance(source, str) else source.decode(errors="replace")
-    return _LOOK_UP.search(text) is not None
+    return any(each.search(text) is not None for each in (_LOOK_UP, _ASSIGNMENT))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -103,6 +120,21 @@ class _Comparisons(ast.NodeTransformer):
         if is_look_up or any(_is_asked_for(each) for each in sides):
             _ask_plainly(sides)
         return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
+        """Call `assign` if it is one of (3)."""
+        self.generic_visit(node)
+        (target,) = node.targets if len(node.targets) == 1 else [None]
+        if not isinstance(target, ast.Attribute) or target.attr not in _ASSIGNED:
+            return node
+        new = node.value
+        if isinstance(new, ast.Attribute) and new.attr == "__class__":
+            new = ast.Call(ast.Name("type", ast.Load()), [new.value], [])
+        _ask_plainly([new])
+        call = ast.Call(
+            ast.Name(_ASSIGN, ast.Load()), [target.value, ast.Constant(target.attr), new], []
+        )
+        return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node))
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.Subscript:
         """Look up the type on a card, or several of them."""

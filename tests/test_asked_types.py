@@ -100,3 +100,49 @@ def test_the_target_of_an_analysis(library: Path) -> None:
     )
     report = graphmem.analyze("target.py:build", steps=1)
     assert report.peak.allocated == (1 + 2) * MIB
+
+
+SENDING = """
+import torch
+from torch.nn import Parameter
+
+class Weight(Parameter):
+    pass
+
+def send(value, device):  # as compressed_tensors.offload.utils.send_tensors does
+    with torch.no_grad():
+        moved = value.to(device)
+    moved.__class__ = value.__class__
+    moved.__dict__ = value.__dict__.copy()
+    return moved
+
+def there_and_back(kind):
+    weight = kind(torch.ones(1 << 18))
+    weight.loader = "w"
+    moved = send(weight, "cuda")
+    again = send(send(moved, "cuda"), "cpu")
+    with_card = [moved.device.type, (moved * 2).shape, moved.loader, isinstance(moved, kind)]
+    return with_card, [type(again) is kind, again.device.type, again.loader, again.sum()]
+
+class Other:
+    pass
+
+def plain():
+    other = Other()
+    other.__dict__ = {"a": 1}
+    other.__class__ = type("More", (Other,), {})
+    return type(other).__name__, other.a
+"""
+
+
+@pytest.mark.parametrize("name", ["Parameter", "Weight"])
+def test_a_parameter_that_is_moved_by_its_class_and_attributes(library: Path, name: str) -> None:
+    (library / "asking.py").write_text(SENDING)
+    with graphmem.virtual_gpu("t4") as gpu:
+        import asking
+
+        on_card, on_host = asking.there_and_back(getattr(asking, name))
+        assert on_card == ["cuda", (1 << 18,), "w", True]
+        assert on_host == [True, "cpu", "w", 1 << 18]
+        assert asking.plain() == ("More", 1)
+        assert gpu.allocated == 0

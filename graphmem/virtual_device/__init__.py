@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from graphmem import asked_types
 from graphmem.caller.tensors import Tensors
 from graphmem.gpus import Gpu
-from graphmem.virtual_device import cuda_api, parameters, subclasses
+from graphmem.virtual_device import assigned_types, cuda_api, parameters, subclasses
 from graphmem.virtual_device.attention import attention_of
 from graphmem.virtual_device.autocast_policies import autocast_of
 from graphmem.virtual_device.convolution_layout import convolution_backend, convolution_layout
@@ -68,6 +68,7 @@ def virtual_cuda(
                 *of_parameters,
                 *subclasses.replacements(),
                 *asked_types.replacements(),
+                *assigned_types.replacements(),
                 *deep_copies(),
                 (torch.nn.RNNBase, "flatten_parameters", flatten_parameters),
                 (torch._C, _CONVOLUTION_LAYOUT, convolution_layout(of_build)),

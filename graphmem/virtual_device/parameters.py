@@ -84,19 +84,24 @@ def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = make(data, tensor.requires_grad)
     else:
         made = _make_subclass(kind, data, tensor.requires_grad)
-    left = _of_every_fake(tensor) if isinstance(tensor, FakeTensor) else ()
+    left = of_every_fake(tensor.fake_mode) if isinstance(tensor, FakeTensor) else ()
     for name, value in vars(tensor).items():
         if name not in left:
             vars(made).setdefault(name, value)
     return made
 
 
-def _of_every_fake(tensor: FakeTensor) -> frozenset[str]:
+def of_every_fake(fake_mode: FakeTensorMode) -> frozenset[str]:
     """The attributes that make a tensor fake; one on the CPU could not be pickled with its mode."""
     with torch._C._DisableTorchDispatch():
         memory = constructors.empty(0, device="meta")
-    made = FakeTensor(tensor.fake_mode, memory, torch.device("cpu"))
+    made = FakeTensor(fake_mode, memory, torch.device("cpu"))
     return frozenset(vars(made)) | {"_is_param"}  # which `Parameter.__new__` sets on other classes
+
+
+def fake_parameters(kind: Any) -> Any:
+    """The class of the fake tensors that are parameters of a class."""
+    return _fake(kind) if _is_own_parameter(kind) else FakeTensor
 
 
 def _is_own_parameter(kind: type) -> bool:

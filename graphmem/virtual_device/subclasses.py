@@ -104,9 +104,15 @@ def _as_subclass(tensor: torch.Tensor, kind: type) -> torch.Tensor:
         made = torch.ops.aten.alias.default(tensor)
     if not isinstance(made, FakeTensor):  # within a meta kernel, which calls the class's methods
         return made
-    setattr(made, _OWN, frozenset(vars(made)) | {_OWN})
-    made.__class__ = _Plain if kind is torch.Tensor else _fake_class(kind)
+    take_class(made, kind)
     return made
+
+
+def take_class(fake: FakeTensor, kind: type) -> None:
+    """Give a fake tensor a class of the program's, or take it away again."""
+    if not hasattr(fake, _OWN):
+        setattr(fake, _OWN, frozenset(vars(fake)) | {_OWN})
+    fake.__class__ = _Plain if kind is torch.Tensor else _fake_class(kind)
 
 
 def _dispatches(kind: Any) -> bool:
