@@ -13,7 +13,7 @@ from graphmem.live.collector_pace import CollectorPace
 from graphmem.live.messages import WrongCardError
 from graphmem.live.unfilled import UnfilledTensors
 from graphmem.online.mode import FollowedMode
-from graphmem.trace import jit_tracer
+from graphmem.trace import jit_tracer, real_tensors
 from graphmem.trace.dispatch import DEVICE
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.refused_operators import at
@@ -77,8 +77,14 @@ class LiveMode(FollowedMode):
             if device.type == own.type and device != own:
                 raise WrongCardError(own, device, at(self._location.place()))
 
+    def _stays_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """What is made on the host in the shape of a tensor elsewhere is real as well."""
+        return super()._stays_real(func, args, kwargs) or real_tensors.is_like(func, args, kwargs)
+
     def _run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._spare(func, args, kwargs)
+        if args and isinstance(args[0], FakeTensor):
+            args = (real_tensors.shape_of(args[0]), *args[1:])
         result = self.unfilled.run(func, args, kwargs)
         self._recorder.host.note(result)
         self._newest_node = torch._C._autograd._get_sequence_nr()

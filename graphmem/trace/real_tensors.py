@@ -30,6 +30,24 @@ _FROM_SIZE = {
     aten.rand.default,
     aten.randn.default,
 }
+_LIKE = frozenset(
+    {
+        aten.empty_like.default,
+        aten.full_like.default,
+        aten.ones_like.default,
+        aten.rand_like.default,
+        aten.randint_like.default,
+        aten.randint_like.low_dtype,
+        aten.randn_like.default,
+        aten.zeros_like.default,
+        aten.new_empty.default,
+        aten.new_empty_strided.default,
+        aten.new_full.default,
+        aten.new_ones.default,
+        aten.new_zeros.default,
+    }
+)
+"""Factories that take their type, and some their shape, of another tensor, and read no data."""
 _RANDOM_INTEGERS = {aten.randint.default: 1, aten.randint.low: 2}
 _INTEGERS = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.long}
 
@@ -51,6 +69,23 @@ def stays_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], most: f
             return False
         reads_real = True
     return reads_real or _is_made_real(func, args, kwargs, most)
+
+
+def is_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation makes a tensor on the host like a fake one, as `to_empty` does."""
+    if func not in _LIKE or not isinstance(args[0], FakeTensor):
+        return False
+    device = kwargs.get("device")
+    return device is not None and device.type == "cpu" and args[0].layout is torch.strided
+
+
+def shape_of(fake: FakeTensor) -> torch.Tensor:
+    """A tensor without data, of a fake one's type and shape, which kernels for the host take."""
+    meta = torch.device("meta")
+    made: torch.Tensor = aten.empty_strided.default(
+        fake.shape, fake.stride(), dtype=fake.dtype, device=meta
+    )
+    return made
 
 
 def _is_made_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], most: float) -> bool:

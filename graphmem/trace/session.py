@@ -51,6 +51,7 @@ from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.transform_levels import TransformLevels
 from graphmem.user_errors import note_hint, note_place
+from graphmem.virtual_device import data_lifted_on_cpu
 from graphmem.virtual_device.device_memory import DEFAULT_STREAM, DeviceMemory
 from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.patching import replaced
@@ -135,6 +136,7 @@ class Session:
         self._patches = ExitStack()
         self._knows_detectors = False
         self._is_disguised = False
+        self._lifts_data = False
 
     @contextmanager
     def watching(
@@ -149,6 +151,7 @@ class Session:
         with ExitStack() as stack:
             stack.enter_context(_without_logged_errors())
             stack.enter_context(device)
+            self._lifts_data = torch._C._only_lift_cpu_tensors()
             stack.enter_context(self._hooks.collecting())
             stack.enter_context(self.location.following(outermost))
             stack.enter_context(self.saved.hooks())
@@ -211,7 +214,8 @@ class Session:
     def _watching_thread(self) -> Iterator[None]:
         """Watch another thread of the program."""
         self._numbers.go_on()
-        with self.saved.hooks_of_thread(), self.mode:
+        lifted = data_lifted_on_cpu(is_on=self._lifts_data)
+        with self.saved.hooks_of_thread(), lifted, self.mode:
             try:
                 yield
             finally:

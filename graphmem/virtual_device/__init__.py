@@ -81,7 +81,7 @@ def virtual_cuda(
         recurrent_layers(gpu.multiprocessors),
         card_composites(),
         scattered_one_hot(),
-        _data_lifted_on_cpu(),
+        data_lifted_on_cpu(),
         device_numbers(),
         libraries(gpu),
     ):
@@ -89,13 +89,14 @@ def virtual_cuda(
 
 
 @contextmanager
-def _data_lifted_on_cpu() -> Iterator[None]:
+def data_lifted_on_cpu(*, is_on: bool = True) -> Iterator[None]:
     """Make `torch.tensor(data, device="cuda")` create a CPU tensor and copy it by dispatch.
 
     FakeTensorMode does the same where no device may be touched (torch/csrc/utils/tensor_new.cpp).
+    Each thread has a switch of its own (`kOnlyLiftCPUTensors`, which is `thread_local`).
     """
     before = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)
+    torch._C._set_only_lift_cpu_tensors(is_on)
     try:
         yield
     finally:

@@ -91,6 +91,15 @@ def test_a_step_takes_the_same_in_a_thread_on_a_virtual_gpu(run: Any) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("run", [in_a_thread, in_a_pool, in_an_old_pool])
+def test_numbers_are_put_on_the_card_in_a_thread(run: Any) -> None:
+    made: list[torch.Tensor] = []
+    with graphmem.virtual_gpu() as gpu:
+        run(lambda: made.append(torch.tensor([1, 2], device="cuda")))
+        assert made[0].tolist() == [1, 2]
+        assert gpu.allocated == 512
+
+
 def test_a_forward_pass_in_a_thread_keeps_what_backward_needs() -> None:
     """The example of the finding: Linear, ReLU, Linear of 1024, batch 4096."""
     net = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))

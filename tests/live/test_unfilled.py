@@ -61,3 +61,23 @@ def test_after_a_virtual_gpu_the_numbers_are_there() -> None:
     torch.manual_seed(0)
     assert torch.equal(weight, torch.empty(2100, 2100).normal_())
     assert torch.equal(after, torch.rand(2))
+
+
+def test_what_is_made_on_the_host_like_a_tensor_elsewhere_is_real() -> None:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    with graphmem.virtual_gpu("t4"):
+        net = torch.nn.Linear(3, 2, device="meta").to_empty(device="cpu")
+        on_card = torch.ones(4, 3, device="cuda")
+        made = [
+            net.weight,
+            torch.empty_like(on_card.t(), device="cpu"),
+            torch.zeros_like(on_card, device="cpu", pin_memory=True),
+            on_card.new_full((2,), 3.0, device="cpu"),
+        ]
+        assert not any(isinstance(each, FakeTensor) for each in made)
+        assert made[1].stride() == (1, 3)
+        assert made[2].is_pinned()
+        assert [made[2].sum(), made[3].sum()] == [0, 6]
+        assert made[1].copy_(on_card.t()).sum() == 12
