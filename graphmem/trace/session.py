@@ -17,6 +17,7 @@ import torch
 import torch.optim.optimizer as optim_hooks
 
 from graphmem.trace import (
+    assignments,
     detectors,
     disguise,
     dlpack,
@@ -173,6 +174,7 @@ class Session:
             stack.enter_context(self._patches)
             self._know_libraries()
             stack.enter_context(disguise.when_loaded(self._know_libraries))
+            stack.enter_context(assignments.known(self.reads))
             stack.callback(self._end)
             stack.enter_context(self._excusing())
             stack.enter_context(self.mode)
