@@ -23,6 +23,7 @@ from graphmem.trace import (
     dlpack,
     higher_order,
     initialisers,
+    monitored,
     printing,
     tensor_kinds,
     threads,
@@ -175,6 +176,7 @@ class Session:
             self._know_libraries()
             stack.enter_context(disguise.when_loaded(self._know_libraries))
             stack.enter_context(assignments.known(self.reads))
+            stack.enter_context(monitored.improving(self.reads))
             stack.callback(self._end)
             stack.enter_context(self._excusing())
             stack.enter_context(self.mode)

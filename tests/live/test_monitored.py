@@ -1,0 +1,54 @@
+"""Metrics on the card that Lightning's callbacks watch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graphmem.live.gpu import VirtualGpu
+
+Virtual = Callable[..., VirtualGpu]
+CHECKPOINT = """
+import torch
+
+class ModelCheckpoint:  # decides as lightning/pytorch/callbacks/model_checkpoint.py of 2.6 does
+    def __init__(self, monitor, mode):
+        self.monitor, self.mode, self.best = monitor, mode, None
+
+    def check_monitor_top_k(self, trainer, current=None):
+        better = {"min": torch.lt, "max": torch.gt}[self.mode]
+        decided = self.best is None or bool(better(current, self.best))
+        self.best = current
+        return decided
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "pytorch_lightning" / "callbacks"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "model_checkpoint.py").write_text(CHECKPOINT)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [each for each in sys.modules if each.startswith("pytorch_lightning")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_checkpoint_is_saved_as_often_as_its_metric_improves(
+    virtual_gpu: Virtual, mode: str
+) -> None:
+    gpu = virtual_gpu("a100")
+    module: Any = pytest.importorskip("pytorch_lightning.callbacks.model_checkpoint")
+    checkpoint = module.ModelCheckpoint("val_loss", mode)
+    net = torch.nn.Linear(2, 1, device="cuda")
+    losses = [net(torch.ones(2, device="cuda")).detach().sum() for _ in range(3)]
+    assert all(checkpoint.check_monitor_top_k(None, loss) for loss in losses)
+    assert any(each.what == "`val_loss`" for each in gpu.report().assumptions)
