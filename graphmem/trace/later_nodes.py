@@ -27,6 +27,9 @@ from graphmem.trace.freed_graphs import (
 )
 from graphmem.trace.operands import tensors_of
 
+_MOST = 1000
+"""The most results to know of before those that are gone are left out."""
+
 
 class LaterNodes:
     """Looks at the nodes of results."""
@@ -38,35 +41,33 @@ class LaterNodes:
             release: releases what a node saved.
         """
         self._release = release
-        self._newest: list[weakref.ref[torch.Tensor]] = []
-        self._results: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._results: list[weakref.ref[torch.Tensor]] = []
+        self._known = 0  # of the results: those of earlier operations
+        self._most = _MOST
         self._kept: weakref.WeakSet[object] = weakref.WeakSet()
 
     def note(self, result: Any) -> None:
         """Know of an operation's results; they have no nodes yet."""
         if torch.is_grad_enabled():
-            self._newest = [self._noted(each) for each in tensors_of((result,))]
-
-    def _noted(self, tensor: torch.Tensor) -> weakref.ref[torch.Tensor]:
-        key, results = id(tensor), self._results
-
-        def forget(dead: weakref.ref[torch.Tensor]) -> None:
-            if results.get(key) is dead:
-                del results[key]
-
-        found = results[key] = weakref.ref(tensor, forget)
-        return found
+            found = (result,) if isinstance(result, torch.Tensor) else tensors_of((result,))
+            self._results += map(weakref.ref, found)
 
     def settle(self) -> None:
         """Clause (3)."""
-        newest, self._newest = self._newest, []
-        if newest and self._kept:
-            self._look_at(newest)
+        count = len(self._results)
+        if count == self._known:
+            return
+        if self._kept:
+            self._look_at(self._results[self._known :])
+        if count > self._most:
+            self._results = [each for each in self._results if each() is not None]
+            self._most = max(_MOST, 2 * len(self._results))
+        self._known = len(self._results)
 
     def kept(self, nodes: Iterable[Any]) -> None:
         """Clause (2): a walk keeps these nodes, with what they saved."""
         self._kept.update(map(following_of, nodes))
-        self._look_at(list(self._results.values()))
+        self._look_at(self._results)
 
     def _look_at(self, results: Iterable[weakref.ref[torch.Tensor]]) -> None:
         stack = [node for result in results if (node := _node_of(result())) is not None]
