@@ -174,6 +174,12 @@ COMPILER_NAMES = (
         "mode='max-autotune'",
     ),
     Names(
+        "torch.utils._sympy.printers",
+        "PythonPrinter",
+        "sizes and indices in compiled loops",
+        _COMPILED,
+    ),
+    Names(
         "torch._inductor.runtime.triton_heuristics.CachingAutotuner",
         "precompile _precompile_config run copy_args_to_cpu_if_needed",
         "Triton kernels",

@@ -69,7 +69,7 @@ class BackwardObserver(Protocol):
         """`backward` or `grad` was called; the gradients of its outputs are about to be made."""
 
     def compiles_whole(self, nodes: Iterable[Node]) -> bool:
-        """Whether compiled autograd, which is on, can take over a pass through these nodes."""
+        """Whether compiled autograd, which has been on, takes over a pass through these nodes."""
 
     def enter_backward(self) -> None:
         """The walk begins."""
@@ -163,7 +163,7 @@ class Backward:
         check_roots(tensors)
         roots = [edge_of(tensor) for tensor in tensors]
         edges = self._reachable_from(roots)
-        if whole_backward.is_on() and self._observer.compiles_whole(edges):
+        if whole_backward.was_on() and self._observer.compiles_whole(edges):
             options = (keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
             return self._run_whole(tensors, grad_tensors, *options)
         if keep_graph:

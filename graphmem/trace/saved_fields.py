@@ -7,10 +7,12 @@ to, so the unpack hooks are made to return a stand-in that identifies the packed
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem import constructors
 from graphmem.torch_releases import PACKED_TENSORS_CAN_BE_READ, installed_release
@@ -56,6 +58,24 @@ class SavedFields:
         for position, data in enumerate(packed):
             yield f"{field}[{position}]" if is_list else field, data
 
+    def give_hooks(
+        self, node: Any, pack: Callable[[str, torch.Tensor], Any], unpack: Callable[[Any], Any]
+    ) -> None:
+        """Give hooks to each tensor that a node saved without (`SavedVariable::register_hooks`).
+
+        Args:
+            node: the node.
+            pack: packs a tensor of a field.
+            unpack: unpacks what `pack` returned.
+        """
+        for field in self.names_of(node):
+            try:
+                held = getattr(node, f"{_RAW}{field}")
+            except RuntimeError:  # released before
+                continue
+            for each in held if isinstance(held, (tuple, list)) else (held,):
+                _give_hooks(each, partial(pack, field), unpack)
+
     def tensors_of(self, node: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """What a node saved without hooks, with the names of its fields."""
         for field in self.names_of(node):
@@ -89,6 +109,21 @@ class SavedFields:
         finally:
             self._of_thread.asked_for = None
         return packed if isinstance(shown, (tuple, list)) else packed[0]
+
+
+def _give_hooks(variable: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+    """The variable keeps the hooks, but not `pack`, which knows its node."""
+    waiting = [pack]
+
+    def pack_once(tensor: torch.Tensor) -> Any:
+        return waiting.pop()(tensor)
+
+    try:
+        with _disable_current_modes():
+            variable.register_hooks(pack_once, unpack)
+    except RuntimeError:
+        if not waiting:  # otherwise the variable has hooks, or is None
+            raise
 
 
 def _shown(node: Any, field: str) -> str:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,14 +30,13 @@ from graphmem.trace.python_functions import is_argument, name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replaced_storages import ReplacedStorages
 from graphmem.trace.saved_fields import SavedFields
-from graphmem.trace.saved_token import Hook, SavedToken
-from graphmem.trace.saved_variables import note_saved, note_unpacked
+from graphmem.trace.saved_token import PENDING, Hook, SavedToken
+from graphmem.trace.saved_variables import mark_unpacked, note_saved, note_unpacked
 from graphmem.trace.saved_versions import SavedVersions
 from graphmem.trace.transform_levels import innermost, rewrapped
 from graphmem.trace.wrapper_tensors import is_wrapper, taken_apart
 from graphmem.values.known import KnownValues
 from graphmem.virtual_device.fake_mode import VirtualFakeMode
-from graphmem.virtual_device.notes import NOTHING, Note
 from graphmem.virtual_device.patching import replaced
 from graphmem.virtual_device.sparse import is_coalesced, parts_of, sparse_of
 
@@ -51,6 +51,7 @@ class _OfThread(threading.local):
         self.unpacked: list[list[SavedToken]] = []
         self.regions: list[list[Hook]] = []
         self.saves_arguments = False
+        self.taken_over: Any = None
 
 
 class SavedTensorHooks:
@@ -183,7 +184,7 @@ class SavedTensorHooks:
             return saved
         if wrapper is tensor:
             saved.version = self._versions.of(tensor)
-            node = _newest_node()
+            node = self._saving_node()
             is_input = self._of_thread.saves_arguments or is_argument(tensor, node)
             # Autograd makes a node, saves inputs, runs the operation and then saves results
             # (tools/autograd/gen_variable_type.py, `emit_body`).
@@ -194,7 +195,7 @@ class SavedTensorHooks:
             saved.payload = rewrapped(wrapper)
         elif isinstance(tensor, FakeTensor):
             saved.geometry = (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device)
-            saved.pending = tuple(view for is_set, view in _PENDING if is_set(tensor))
+            saved.pending = tuple(view for is_set, view in PENDING if is_set(tensor))
             saved.made_by = self._recorder.maker_of(tensor)
             saved.values = self._known.saved(tensor)
             saved.offset = int(tensor.storage_offset())
@@ -236,7 +237,7 @@ class SavedTensorHooks:
             self._recorder.remember_maker(alias, saved.made_by)
         if saved.geometry is not None:
             note_unpacked(saved, alias)
-            alias._graphmem_unpacked = Note(True)  # type: ignore[attr-defined]
+            mark_unpacked(alias)
         return alias
 
     def _restored(self, saved: SavedToken) -> torch.Tensor:
@@ -287,9 +288,15 @@ class SavedTensorHooks:
         tensor: torch.Tensor = saved.hooks[1](saved.payload)
         return tensor
 
+    def _saving_node(self) -> int:
+        """The number of the node being saved for: autograd makes a node before it saves."""
+        node, newest = self._of_thread.taken_over, torch._C._autograd._get_sequence_nr() - 1
+        number: int = newest if node is None else node._sequence_nr()
+        return number
+
     def _new_token(self, hooks: list[Hook]) -> SavedToken:
         saved = SavedToken(next(self._numbers), self._recorder.let_go, hooks)
-        self._by_node.setdefault(_newest_node(), []).append(weakref.ref(saved))
+        self._by_node.setdefault(self._saving_node(), []).append(weakref.ref(saved))
         return saved
 
     @contextmanager
@@ -315,6 +322,21 @@ class SavedTensorHooks:
     def holds_any(self, node: Any) -> bool:
         """Whether a node holds tokens."""
         return bool(self._held_by(node) or self._saved_under(node))
+
+    def take_over(self, nodes: Iterable[Any]) -> None:
+        """Hold by tokens what nodes saved without hooks."""
+        for node in nodes:
+            self._fields.give_hooks(node, partial(self._take, node), self._unpack_any)
+
+    def _take(self, node: Any, field: str, tensor: torch.Tensor) -> Any:
+        if not tensor.dim() and tensor.device.type == "cpu":  # a number, which never has hooks
+            return tensor
+        whole_backward.name_saved(tensor, f"{name_of(node)}.{field}", self._recorder)
+        self._of_thread.taken_over = node
+        try:
+            return self._pack(tensor)
+        finally:
+            self._of_thread.taken_over = None
 
     def describe(self, node: Any) -> Iterator[graph.SavedTensor]:
         """Describe what a node saved; the field is "" if it exposes none."""
@@ -373,25 +395,6 @@ class SavedTensorHooks:
         return [saved for token in tokens if (saved := token()) is not None]
 
 
-def _newest_node() -> int:
-    """The number of the node being saved for: autograd makes a node before it saves."""
-    newest: int = torch._C._autograd._get_sequence_nr() - 1
-    return newest
-
-
-def is_just_unpacked(tensor: torch.Tensor) -> bool:
-    """Whether only autograd has seen the tensor so far; True only once."""
-    note = getattr(tensor, "_graphmem_unpacked", NOTHING)
-    if note.value:
-        del tensor._graphmem_unpacked  # type: ignore[attr-defined]
-    return bool(note.value)
-
-
-_PENDING: tuple[tuple[Callable[[torch.Tensor], bool], Hook], ...] = (
-    (torch.Tensor.is_conj, torch.Tensor.conj),
-    (torch.Tensor.is_neg, torch._neg_view),
-)
-"""Operations that a view defers to its readers (aten/src/ATen/ConjugateFallback.cpp)."""
 _FUNCTIONS: Any = torch._C._functions
 _GENERATED = {kind for kind in vars(_FUNCTIONS).values() if isinstance(kind, type)}
 _GENERATED.remove(_FUNCTIONS.CopySlices)

@@ -16,6 +16,11 @@ from graphmem.trace.saved_versions import SavedVersion
 from graphmem.trace.wrapper_tensors import Together
 
 Hook = Callable[[Any], Any]
+PENDING: tuple[tuple[Callable[[torch.Tensor], bool], Hook], ...] = (
+    (torch.Tensor.is_conj, torch.Tensor.conj),
+    (torch.Tensor.is_neg, torch._neg_view),
+)
+"""Operations that a view defers to its readers (aten/src/ATen/ConjugateFallback.cpp)."""
 
 
 class SavedToken:

@@ -105,3 +105,16 @@ def note_history(args: tuple[Any, ...], result: Any) -> None:
     if isinstance(result, torch.Tensor) and not result.is_inference():
         base = result._base if result._is_view() else result
         keep_where_saved(result if base is None else base)
+
+
+def mark_unpacked(tensor: torch.Tensor) -> None:
+    """Note that only autograd has seen the tensor so far."""
+    tensor._graphmem_unpacked = Note(True)  # type: ignore[attr-defined]
+
+
+def is_just_unpacked(tensor: torch.Tensor) -> bool:
+    """Whether only autograd has seen the tensor so far; True only once."""
+    note = getattr(tensor, "_graphmem_unpacked", NOTHING)
+    if note.value:
+        del tensor._graphmem_unpacked  # type: ignore[attr-defined]
+    return bool(note.value)

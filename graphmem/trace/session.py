@@ -268,9 +268,17 @@ class Session:
             self.recorder.phases.enter_backward()
 
     def compiles_whole(self, nodes: Iterable[Any]) -> bool:
-        """Whether compiled autograd, which is on, can take over a pass through these nodes."""
+        """Whether compiled autograd takes over a pass; if not, graphmem takes over its nodes."""
         known = list(nodes)
-        obstacle = next(filter(None, map(self._keeps_from_compiling, known)), "")
+        if whole_backward.is_on() and self._can_compile(known):
+            whole_backward.name_all_saved(known, self.recorder)
+            self.recorder.phases.compile_whole()
+            return True
+        self.saved.take_over(known)
+        return False
+
+    def _can_compile(self, nodes: Iterable[Any]) -> bool:
+        obstacle = next(filter(None, map(self._keeps_from_compiling, nodes)), "")
         if obstacle or not self._compiles:
             self.recorder.assume(
                 "compiled autograd",
@@ -278,10 +286,7 @@ class Session:
                 f"{obstacle or 'nothing is compiled'}, so graphmem runs the nodes one by one",
                 self.location.source(),
             )
-            return False
-        whole_backward.name_saved(known, self.recorder)
-        self.recorder.phases.compile_whole()
-        return True
+        return self._compiles and not obstacle
 
     def _keeps_from_compiling(self, node: Any) -> str:
         """Why compiled autograd cannot have a node, if it cannot.
@@ -315,13 +320,6 @@ class Session:
         self.mode.keeps_graph = keeps_graph
         if node is not None:
             self._nodes.note(node, self.mode.forward_of(node))
-            if whole_backward.outlives_its_pass(node):
-                self.recorder.assume(
-                    "compiled autograd",
-                    "what the forward pass saved lives as long as its graph",
-                    "the forward pass ran while it was on, the backward pass does not",
-                    self.location.source(),
-                )
 
     def current_stream(self) -> int:
         """The handle of the current stream; a trace that follows none has only the default one."""

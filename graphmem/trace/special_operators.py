@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from graphmem import constructors
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.python_functions import name_of
-from graphmem.trace.saved_tensors import is_just_unpacked
+from graphmem.trace.saved_variables import is_just_unpacked
 from graphmem.trace.storage_parts import StoragePart, set_in_whole
 from graphmem.virtual_device.attention import FUSED_ATTENTION, as_returned, efficient_gradients
 from graphmem.virtual_device.encoder_layers import FAST_PATHS

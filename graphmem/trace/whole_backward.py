@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -47,30 +47,25 @@ def is_on() -> bool:
     return bool(getattr(sys.modules.get(_MODULE), "compiled_autograd_enabled", False))
 
 
-def name_saved(nodes: Iterable[Any], recorder: Recorder) -> None:
-    """Name what nodes saved, unless a variable of the program holds it."""
+def name_all_saved(nodes: Iterable[Any], recorder: Recorder) -> None:
+    """Name what nodes saved without hooks."""
     fields = SavedFields()
     for node in nodes:
         for field, tensor in fields.tensors_of(node):
-            storage = recorder.storage_of(tensor)
-            held = None if storage is None else recorder.variable_of(storage)
-            if held is not None and not held.name:
-                recorder.identify(tensor, OwnerKind.SAVED_TENSOR, f"{name_of(node)}.{field}")
+            name_saved(tensor, f"{name_of(node)}.{field}", recorder)
 
 
-def outlives_its_pass(node: Any) -> bool:
-    """Whether what a node saved stays with it after it has run one by one.
+def name_saved(tensor: torch.Tensor, name: str, recorder: Recorder) -> None:
+    """Name a tensor that was saved, unless a variable of the program holds it."""
+    storage = recorder.storage_of(tensor)
+    held = None if storage is None else recorder.variable_of(storage)
+    if held is not None and not held.name:
+        recorder.identify(tensor, OwnerKind.SAVED_TENSOR, name)
 
-    `release_variables` is called by the engine alone (`Engine::evaluate_function`).
-    """
-    if not _PROCESS.was_on:
-        return False
-    fields = SavedFields()
-    with suppress(RuntimeError):  # they were released before
-        for field in fields.names_of(node):
-            if any(isinstance(packed, torch.Tensor) for _, packed in fields.packed_in(node, field)):
-                return True
-    return False
+
+def was_on() -> bool:
+    """Whether autograd may have saved tensors without graphmem's hooks."""
+    return _PROCESS.was_on
 
 
 def run(*args: Any) -> tuple[torch.Tensor | None, ...]:

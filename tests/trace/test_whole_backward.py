@@ -105,13 +105,26 @@ def test_it_is_told_if_the_forward_pass_wrote_into_a_view() -> None:
     assert is_told(report_of(step))
 
 
-def test_it_is_told_if_the_backward_pass_runs_after_it_was_on() -> None:
-    def step(model: nn.Module, x: torch.Tensor) -> None:
+def test_a_backward_pass_after_it_was_on_frees_what_was_saved() -> None:
+    """As if it had never been on: the configuration turns it on in compiled functions alone."""
+
+    def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(model(x * 2).exp()).sum()
+        return loss
+
+    def before(model: nn.Module, x: torch.Tensor) -> None:
         losses = list[torch.Tensor]()
-        compile_whole(lambda: losses.append(model(x * 2).sum()))
+        compile_whole(lambda: losses.append(loss_of(model, x)))
         losses.pop().backward()
 
-    assert is_told(report_of(step))
+    reports = [
+        report_of(before),
+        report_of(lambda model, x: loss_of(model, x).backward()),
+    ]
+
+    assert len({each.peak.allocated for each in reports}) == 1
+    assert len({each.saved_for_backward for each in reports}) == 1
+    assert not is_told(reports[0])
 
 
 def test_the_configuration_turns_it_on_while_a_compiled_function_runs() -> None:
