@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,11 +84,17 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_import_the_script_anew_have_its_stand_ins(
-    method: str, tmp_path: Path, run_graphmem: Run
+    method: str, tmp_path: Path
 ) -> None:
-    """They have no card, as the other workers of a data loader need none."""
-    (tmp_path / "train.py").write_text(WITH_STAND_IN)
+    """They have no card, as the other workers of a data loader need none.
 
-    outcome = run_graphmem("run", "--stand-in", "flash_attn", f"{tmp_path}/train.py", method)
+    In a process of its own, since a process has one fork server.
+    """
+    (tmp_path / "train.py").write_text(WITH_STAND_IN)
+    command = (sys.executable, "-m", "graphmem", "run", "--stand-in", "flash_attn")
+
+    outcome = subprocess.run(
+        [*command, "train.py", method], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
 
     assert outcome.stdout == f"flash_attn {STAND_IN.version}, a card: {torch.cuda.is_available()}\n"
