@@ -46,6 +46,7 @@ class _Hooks:
     tensor: dict[int, Mapping[int, Callable[..., Any]]] = field(default_factory=dict)
     before: OrderedDict[int, Callable[..., Any]] = field(default_factory=OrderedDict)
     after: OrderedDict[int, Callable[..., Any]] = field(default_factory=OrderedDict)
+    are_hidden: bool = False
 
 
 class NodeHooks:
@@ -65,10 +66,12 @@ class NodeHooks:
         hooks: _Hooks | None = node.metadata.get(_METADATA_KEY)
         return hooks
 
-    def _make(self, node: Any) -> _Hooks:
+    def _make(self, node: Any, hook: Any) -> _Hooks:
         seen(node)
         self._hooked.add(key_of(node))
         hooks: _Hooks = node.metadata.setdefault(_METADATA_KEY, _Hooks())
+        is_known = whole_backward.leaves_autograd_alone() or hasattr(hook, _WHEN_COMPILED)
+        hooks.are_hidden |= not is_known
         return hooks
 
     def hides_any(self, node: Any) -> bool:
@@ -78,14 +81,9 @@ class NodeHooks:
         torch/csrc/autograd/function_hook.h).
         """
         hooks = self._of(node)
-        if hooks is None:
-            return False
-        after = list(hooks.after.values())
-        if hooks.tensor or hooks.before or not all(hasattr(h, _WHEN_COMPILED) for h in after):
-            return True
-        for hook in after:
-            getattr(hook, _WHEN_COMPILED)()
-        return False
+        for hook in () if hooks is None else list(hooks.after.values()):
+            getattr(hook, _WHEN_COMPILED, _nothing)()
+        return hooks is not None and hooks.are_hidden
 
     def has_after(self, node: Any) -> bool:
         """Whether hooks run after the node: they hold a second reference to its inputs."""
@@ -141,14 +139,14 @@ class NodeHooks:
         """Handle every registration while the context is open."""
 
         def register_hook(node: Any, hook: Callable[..., Any]) -> RemovableHandle:
-            return _register(self._make(node).after, hook)
+            return _register(self._make(node, hook).after, hook)
 
         def register_prehook(node: Any, hook: Callable[..., Any]) -> RemovableHandle:
-            return _register(self._make(node).before, hook)
+            return _register(self._make(node, hook).before, hook)
 
         def register_hook_dict(node: Any, tensor: torch.Tensor) -> None:
             hooks: Any = tensor._backward_hooks
-            self._make(node).tensor[tensor.output_nr] = hooks
+            self._make(node, hooks).tensor[tensor.output_nr] = hooks
 
         def retain_grad(tensor: torch.Tensor) -> None:
             if not (tensor.is_leaf or tensor.retains_grad):
@@ -215,7 +213,7 @@ def _replace_methods(kind: type, answers: dict[str, Any]) -> Callable[[], None]:
     """Replace methods of an extension type, which refuses `setattr`, through its dictionary."""
     members = gc.get_referents(kind.__dict__)[0]
     known = {name: members[name] for name in answers if name in members}
-    members.update({name: _unless_compiled(answers[name], known[name]) for name in known})
+    members.update({name: _in_both(answers[name], known[name]) for name in known})
     _forget_cached_methods(kind)
 
     def restore() -> None:
@@ -225,13 +223,33 @@ def _replace_methods(kind: type, answers: dict[str, Any]) -> Callable[[], None]:
     return restore
 
 
-def _unless_compiled(here: Callable[..., Any], in_cpp: Any) -> Callable[..., Any]:
-    """Register a hook here, or in C++ where compiled autograd would read it."""
+class _BothHandles(RemovableHandle):
+    """Removes a hook here and in C++."""
 
-    def register(node: Any, *args: Any) -> Any:
-        return (in_cpp if whole_backward.leaves_autograd_alone() else here)(node, *args)
+    def __init__(self, here: RemovableHandle, in_cpp: RemovableHandle) -> None:
+        vars(self).update(vars(here))
+        self._in_cpp = in_cpp
 
-    return register
+    def remove(self) -> None:
+        super().remove()
+        self._in_cpp.remove()
+
+
+def _in_both(register: Callable[..., Any], register_in_cpp: Any) -> Callable[..., Any]:
+    """Register a hook here, and in C++ as well where compiled autograd may read it."""
+
+    def register_in_both(node: Any, *args: Any) -> RemovableHandle | None:
+        handle: RemovableHandle | None = register(node, *args)
+        if not whole_backward.leaves_autograd_alone():
+            return handle
+        in_cpp = register_in_cpp(node, *args)
+        return handle if handle is None or in_cpp is None else _BothHandles(handle, in_cpp)
+
+    return register_in_both
+
+
+def _nothing() -> None:
+    return None
 
 
 def _forget_cached_methods(kind: type) -> None:

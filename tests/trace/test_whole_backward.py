@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch._dynamo import compiled_autograd
@@ -55,17 +56,25 @@ def test_the_calling_thread_runs_it() -> None:
     assert [sum(each.bytes == WORKSPACE for each in held) for held in holders] == [2, 1]
 
 
-def test_hooks_of_the_program_run() -> None:
+@pytest.mark.parametrize("is_on", [True, False], ids=["within", "after"])
+def test_hooks_of_the_program_run(*, is_on: bool) -> None:
     calls = list[str]()
 
     def step(model: nn.Module, x: torch.Tensor) -> None:
+        losses = list[torch.Tensor]()
+
         def train() -> None:
             y = model(x)
             y.register_hook(lambda gradient: calls.append("tensor"))
             y.grad_fn.register_prehook(lambda gradients: calls.append("node"))
-            y.sum().backward()
+            y.grad_fn.register_hook(lambda *gradients: calls.append("removed")).remove()
+            losses.append(y.sum())
+            if is_on:
+                losses.pop().backward()
 
         compile_whole(train)
+        if not is_on:
+            losses.pop().backward()
 
     report = report_of(step)
 
