@@ -49,7 +49,7 @@ from graphmem.trace.node_order import NodeOrder, number_root
 from graphmem.trace.pruned_edges import without_edges
 from graphmem.trace.replayed_views import Edges, ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensorHooks
-from graphmem.virtual_device.patching import replaced
+from graphmem.virtual_device.patching import Replacement, replaced
 
 _make_grads = torch.autograd._make_grads
 
@@ -119,13 +119,16 @@ class Backward:
             self._observer.begin_backward()
             return make_grads(*args, **kwargs)
 
-        replacements = [
-            (variable, "_execution_engine", self),
-            (torch.autograd, "_make_grads", begin_and_make_grads),
+        answers: list[Replacement] = [
             (torch._C, "_current_graph_task_id", self._current_task_id),
             (torch._C, "_current_autograd_node", self._current_node),
             (torch._C._autograd, "_get_current_graph_task_keep_graph", self._keeps_graph),
             (torch._C, "_will_engine_execute_node", self._will_execute),
+        ]
+        replacements = [
+            (variable, "_execution_engine", self),
+            (torch.autograd, "_make_grads", begin_and_make_grads),
+            *whole_backward.unless_running(answers, lambda: bool(self._tasks)),
             (BackwardCFunction, "maybe_clear_saved_tensors", self._clear_saved),
             *python_functions.replacements(self._observer.current_stream),
         ]
@@ -222,7 +225,8 @@ class Backward:
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
         """Run a callback when the running backward pass ends."""
-        self._tasks[-1].callbacks.append(callback)
+        tasks = self._tasks
+        (tasks[-1].callbacks.append if tasks else whole_backward.queue_callback)(callback)
 
     def is_checkpoint_valid(self) -> bool:
         """Whether reentrant checkpointing is allowed: not under `autograd.grad` with inputs."""

@@ -9,7 +9,7 @@ does without graphmem, and has the program's hooks itself: those of graphmem wou
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -68,6 +68,11 @@ def was_on() -> bool:
     return _PROCESS.was_on
 
 
+def is_running() -> bool:
+    """Whether the engine runs a pass that it has compiled."""
+    return bool(_PROCESS.hidden)
+
+
 def run(*args: Any) -> tuple[torch.Tensor | None, ...]:
     """Run a backward pass, with the arguments of the engine's `run_backward`."""
     _PROCESS.hidden.append(HiddenDevices())
@@ -78,12 +83,39 @@ def run(*args: Any) -> tuple[torch.Tensor | None, ...]:
     return results
 
 
+def queue_callback(callback: Callable[[], None]) -> None:
+    """Run a callback when the running pass ends."""
+    _ENGINE.queue_callback(callback)
+
+
+def unless_running(
+    answers: Iterable[Replacement], is_walking: Callable[[], bool]
+) -> Iterator[Replacement]:
+    """Functions of a walk in place of the engine's, but for when the engine runs a pass itself.
+
+    Args:
+        answers: the functions of a walk.
+        is_walking: whether a walk runs, perhaps within such a pass.
+    """
+    for owner, name, of_walk in answers:
+        yield owner, name, _chosen(of_walk, getattr(owner, name), is_walking)
+
+
+def _chosen(
+    of_walk: Callable[..., Any], of_engine: Callable[..., Any], is_walking: Callable[[], bool]
+) -> Callable[..., Any]:
+    def answer(*args: Any) -> Any:
+        return (of_engine if is_running() and not is_walking() else of_walk)(*args)
+
+    return answer
+
+
 def leaves_autograd_alone() -> bool:
     """Whether autograd saves tensors as it does without graphmem.
 
     It does so in the compiled pass as well, whose own graph may be compiled later.
     """
-    return is_on() or bool(_PROCESS.hidden)
+    return is_on() or is_running()
 
 
 def choose_hooks(*, are_users: bool) -> None:
@@ -103,7 +135,7 @@ def choosing_hooks(are_users: Callable[[], bool]) -> Replacement:
 
     def switch_and_choose(compiler: Any, dynamic: bool) -> Any:
         _PROCESS.was_on |= compiler is not None
-        is_for_none = compiler is None and not _PROCESS.hidden
+        is_for_none = compiler is None and not is_running()
         _leave_out_hooks(not is_for_none and not are_users())
         return switch(compiler, dynamic)
 
