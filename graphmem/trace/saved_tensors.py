@@ -329,8 +329,8 @@ class SavedTensorHooks:
             self._fields.give_hooks(node, partial(self._take, node), self._unpack_any)
 
     def _take(self, node: Any, field: str, tensor: torch.Tensor) -> Any:
-        if not tensor.dim() and tensor.device.type == "cpu":  # a number, which never has hooks
-            return tensor
+        if not is_wrapper(type(tensor)) and self._recorder.storage_of(tensor) is None:
+            return tensor  # on the host, or gone until FSDP gathers it again
         whole_backward.name_saved(tensor, f"{name_of(node)}.{field}", self._recorder)
         self._of_thread.taken_over = node
         try:

@@ -937,6 +937,28 @@ class TestCards:
         assert ends in (done.stdout if reducer == "python_reducer" else done.stderr), done.stderr
         assert done.exit_code == (reducer != "python_reducer")
 
+    def test_a_forward_pass_under_compiled_autograd_takes_no_more(
+        self, run: Run, script: Callable[..., Path]
+    ) -> None:
+        """FSDP frees gathered weights that are saved, and gathers them again for the backward."""
+
+        def printed(is_on: bool) -> str:
+            path = script(
+                "from torch.distributed.fsdp import fully_shard",
+                "dist.init_process_group('nccl')",
+                "net = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(3)]).cuda()",
+                "shards = [fully_shard(each) for each in (*net, net)]",
+                f"torch._dynamo.config.compiled_autograd = {is_on}",
+                "compiled = torch.compile(net, backend='eager')",
+                "compiled(torch.ones(8, 256, device='cuda')).square().sum().backward()",
+                "print(torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated())",
+            )
+            done = run("--nproc-per-node", "2", "--rank", "0", path)
+            assert done.exit_code == 0, done.stderr
+            return done.stdout
+
+        assert printed(True) == printed(False)
+
     def test_a_store_of_a_script_uses_no_network(
         self, run: Run, script: Callable[..., Path]
     ) -> None:
