@@ -59,22 +59,30 @@ class SavedFields:
             yield f"{field}[{position}]" if is_list else field, data
 
     def give_hooks(
-        self, node: Any, pack: Callable[[str, torch.Tensor], Any], unpack: Callable[[Any], Any]
+        self,
+        node: Any,
+        pack: Callable[[str, torch.Tensor], Any],
+        unpack: Callable[[Any], Any],
+        needs: Callable[[torch.Tensor], bool],
     ) -> None:
-        """Give hooks to each tensor that a node saved without (`SavedVariable::register_hooks`).
+        """Give hooks to tensors that a node saved without (`SavedVariable::register_hooks`).
 
         Args:
             node: the node.
             pack: packs a tensor of a field.
             unpack: unpacks what `pack` returned.
+            needs: whether a tensor gets hooks. Numbers have none, or they would count as tensors.
         """
         for field in self.names_of(node):
             try:
+                packed = list(self.packed_in(node, field))
                 held = getattr(node, f"{_RAW}{field}")
             except RuntimeError:  # released before
                 continue
-            for each in held if isinstance(held, (tuple, list)) else (held,):
-                _give_hooks(each, partial(pack, field), unpack)
+            variables = held if isinstance(held, (tuple, list)) else (held,)
+            for variable, (_, each) in zip(variables, packed, strict=True):
+                if isinstance(each, torch.Tensor) and needs(each):
+                    _give_hooks(variable, partial(pack, field), unpack)
 
     def tensors_of(self, node: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """What a node saved without hooks, with the names of its fields."""
@@ -118,12 +126,8 @@ def _give_hooks(variable: Any, pack: Callable[[Any], Any], unpack: Callable[[Any
     def pack_once(tensor: torch.Tensor) -> Any:
         return waiting.pop()(tensor)
 
-    try:
-        with _disable_current_modes():
-            variable.register_hooks(pack_once, unpack)
-    except RuntimeError:
-        if not waiting:  # otherwise the variable has hooks, or is None
-            raise
+    with _disable_current_modes():
+        variable.register_hooks(pack_once, unpack)
 
 
 def _shown(node: Any, field: str) -> str:

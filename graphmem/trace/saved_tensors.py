@@ -42,15 +42,12 @@ from graphmem.virtual_device.sparse import is_coalesced, parts_of, sparse_of
 
 
 class _OfThread(threading.local):
-    """A thread's running nodes, with what each has unpacked, and the user's hooks.
-
-    From 2.12 on checkpointing saves its arguments itself, without a node.
-    """
+    """A thread's running nodes, with what each has unpacked, and the user's hooks."""
 
     def __init__(self) -> None:
         self.unpacked: list[list[SavedToken]] = []
         self.regions: list[list[Hook]] = []
-        self.saves_arguments = False
+        self.saves_arguments = False  # as checkpointing does from 2.12 on, without a node
         self.taken_over: Any = None
 
 
@@ -324,13 +321,15 @@ class SavedTensorHooks:
         return bool(self._held_by(node) or self._saved_under(node))
 
     def take_over(self, nodes: Iterable[Any]) -> None:
-        """Hold by tokens what nodes saved without hooks."""
-        for node in nodes:
-            self._fields.give_hooks(node, partial(self._take, node), self._unpack_any)
+        """Hold by tokens what nodes saved without hooks, unless FSDP has freed it for now."""
 
-    def _take(self, node: Any, field: str, tensor: torch.Tensor) -> Any:
-        if not is_wrapper(type(tensor)) and self._recorder.storage_of(tensor) is None:
-            return tensor  # on the host, or gone until FSDP gathers it again
+        def needs(tensor: torch.Tensor) -> bool:
+            return is_wrapper(type(tensor)) or self._recorder.storage_of(tensor) is not None
+
+        for node in nodes:
+            self._fields.give_hooks(node, partial(self._take, node), self._unpack, needs)
+
+    def _take(self, node: Any, field: str, tensor: torch.Tensor) -> SavedToken:
         whole_backward.name_saved(tensor, f"{name_of(node)}.{field}", self._recorder)
         self._of_thread.taken_over = node
         try:

@@ -31,7 +31,7 @@ class _Process:
 
     Attributes:
         hidden: the devices of each running pass, hidden until the engine calls Python.
-        was_on: whether compiled autograd has ever been on.
+        was_on: whether compiled autograd has been on in this program.
     """
 
     def __init__(self) -> None:
@@ -132,6 +132,7 @@ def choosing_hooks(are_users: Callable[[], bool]) -> Replacement:
     """
     engines: Any = torch._C._dynamo.compiled_autograd
     switch = engines.set_autograd_compiler
+    _PROCESS.was_on = False  # for this program
 
     def switch_and_choose(compiler: Any, dynamic: bool) -> Any:
         _PROCESS.was_on |= compiler is not None
