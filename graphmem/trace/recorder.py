@@ -25,6 +25,7 @@ from graphmem.virtual_device.live_run import LiveRun, NoLiveRun
 from graphmem.virtual_device.sparse import parts_of
 
 _FOUND_LATER = (OwnerKind.OPTIMIZER_STATE, OwnerKind.SAVED_TENSOR)
+_NO_IDENTITIES = (OwnerKind.VARIABLE, OwnerKind.SAVED_TENSOR)
 
 
 class Recorder:
@@ -258,16 +259,19 @@ class Recorder:
 
         The first identity stays: a storage that is both `wte.weight` and `lm_head.weight` keeps
         the former name. If a tensor wraps others, each of them is identified. What is found after
-        the fact, as an optimizer's state, has always been that, unless a variable was named.
+        the fact, as an optimizer's state, has always been that, unless a variable was named; and
+        what is only known to be saved is anything else from the start.
         """
         if is_wrapper(type(tensor)):
             for each in held_by(tensor):
                 self.identify(each, kind, name)
             return
         storage = self.storage_of(tensor)
-        if storage is None or (held := self.variable_of(storage)) is None:
+        held = None if storage is None else self._held_as.get(storage.id)
+        if storage is None or held is None or held.kind not in _NO_IDENTITIES:
             return
-        if kind in _FOUND_LATER and not held.name:
+        is_only_saved = held.kind is OwnerKind.SAVED_TENSOR
+        if is_only_saved or (kind in _FOUND_LATER and not held.name):
             held.kind, held.name = kind, name
             return
         held.end = self.next_tick()

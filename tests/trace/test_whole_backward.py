@@ -94,6 +94,25 @@ def test_what_it_saves_is_named() -> None:
     assert not is_told(report)
 
 
+def test_a_parameter_is_one_though_it_is_saved() -> None:
+    """The optimizer that names it is known at its first step, after the pass that saved it."""
+
+    def build() -> TrainingStep:
+        weight = torch.randn(64, 64, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        x = torch.randn(64, 64, device="cuda", requires_grad=True)
+
+        def step() -> None:
+            compile_whole(lambda: (x @ weight).sum().backward())
+            optimizer.step()
+
+        return TrainingStep(step=step)
+
+    report = graphmem.analyze(build, steps=1)
+
+    assert report.at_peak.by_category["parameter"] == 64 * 64 * 4
+
+
 def test_it_is_told_if_the_forward_pass_ran_before_it_was_on() -> None:
     def step(model: nn.Module, x: torch.Tensor) -> None:
         loss = model(x * 2).sum()
