@@ -12,8 +12,9 @@ Functions are replaced once the program has loaded them: graphmem imports no tor
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,28 +22,41 @@ import torch
 from graphmem import constructors
 from graphmem.trace.reads import Reads
 from graphmem.values.rules import Rule
-from graphmem.virtual_device.patching import Replacement
+from graphmem.virtual_device.libraries.imports import prepared
+from graphmem.virtual_device.patching import replaced
 
-NMS = "torchvision.ops.boxes"
+_NMS = "torchvision.ops.boxes"
 """The module that registers the operator."""
+_MATCHER = "torchvision.models.detection._utils"
+_POOLERS = "torchvision.ops.poolers"
 
 _MATCHED = 4
 _OVERLAPS = "overlaps depend on weights"
 
 
-def is_loaded() -> bool:
-    """Whether the program has loaded torchvision's operators, which its detectors use."""
-    return NMS in sys.modules
+def when_nms_is_loaded(call: Callable[[], None]) -> AbstractContextManager[None]:
+    """Call a function once the program has loaded torchvision's operators."""
+
+    def follow(boxes: ModuleType) -> AbstractContextManager[None]:
+        call()
+        return nullcontext()
+
+    return prepared(_NMS, follow)
 
 
-def replacements(reads: Reads) -> Iterator[Replacement]:
-    """The attributes to replace, as far as their modules are loaded."""
-    matching: Any = sys.modules.get("torchvision.models.detection._utils")
-    pooling: Any = sys.modules.get("torchvision.ops.poolers")
-    if matching is not None:
-        yield matching.Matcher, "__call__", _matching(matching.Matcher.__call__, reads)
-    if pooling is not None:
-        yield pooling.LevelMapper, "__call__", _mapping(pooling.LevelMapper.__call__, reads)
+@contextmanager
+def known(reads: Reads) -> Iterator[None]:
+    """Assume what detectors match and pool, as soon as the program has loaded them."""
+
+    def match(utils: Any) -> AbstractContextManager[None]:
+        return replaced([(utils.Matcher, "__call__", _matching(utils.Matcher.__call__, reads))])
+
+    def pool(poolers: Any) -> AbstractContextManager[None]:
+        mapper = poolers.LevelMapper
+        return replaced([(mapper, "__call__", _mapping(mapper.__call__, reads))])
+
+    with prepared(_MATCHER, match), prepared(_POOLERS, pool):
+        yield
 
 
 def _matching(match: Callable[..., torch.Tensor], reads: Reads) -> Callable[..., torch.Tensor]:

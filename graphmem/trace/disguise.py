@@ -9,37 +9,23 @@ transformers.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any
 
-from graphmem.virtual_device.libraries.imports import executed_by, run_own_code
-from graphmem.virtual_device.patching import Replacement
+from graphmem.virtual_device.libraries.imports import prepared
+from graphmem.virtual_device.patching import replaced
 
 _MODULE = "transformers.utils.import_utils"
+_CHECK = "is_fake_tensor"
 
 
-def is_loaded() -> bool:
-    """Whether the program has loaded the library that checks."""
-    return hasattr(sys.modules.get(_MODULE), "is_fake_tensor")
+def worn() -> AbstractContextManager[None]:
+    """Answer the check with False, as soon as the program has loaded it."""
+    return prepared(_MODULE, _prepare)
 
 
-def when_loaded(call: Callable[[], None]) -> AbstractContextManager[None]:
-    """Call a function once the program has loaded the library, while a context is open."""
-
-    def load(module: ModuleType) -> None:
-        run_own_code(module)
-        call()
-
-    return executed_by(_MODULE, load)
-
-
-def replacements() -> Iterator[Replacement]:
-    """The attribute to replace."""
-    asking: Any = sys.modules[_MODULE]
-    yield asking, "is_fake_tensor", _never
+def _prepare(asking: ModuleType) -> AbstractContextManager[None]:
+    return replaced([(asking, _CHECK, _never)] if hasattr(asking, _CHECK) else [])
 
 
 def _never(value: object) -> bool:

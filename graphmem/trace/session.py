@@ -135,9 +135,6 @@ class Session:
             self._numbers,
             self.reads,
         )
-        self._patches = ExitStack()
-        self._knows_detectors = False
-        self._is_disguised = False
         self._lifts_data = False
 
     @contextmanager
@@ -172,9 +169,9 @@ class Session:
             stack.enter_context(self._watching_optimizers())
             stack.enter_context(self._autocast.following(self.recorder))
             stack.enter_context(replaced(threads.replacements(self._watching_thread)))
-            stack.enter_context(self._patches)
-            self._know_libraries()
-            stack.enter_context(disguise.when_loaded(self._know_libraries))
+            stack.enter_context(disguise.worn())
+            stack.enter_context(detectors.known(self.reads))
+            stack.enter_context(detectors.when_nms_is_loaded(self.mode.follow_nms))
             stack.enter_context(assignments.known(self.reads))
             stack.enter_context(monitored.improving(self.reads))
             stack.callback(self._end)
@@ -227,18 +224,7 @@ class Session:
                     self._numbers.go_on()
 
     def _called(self, module: torch.nn.Module) -> None:
-        """Look for libraries whenever a module is called from outside any other."""
-        self._know_libraries()
-
-    def _know_libraries(self) -> None:
-        """Patch transformers and torchvision once the program has loaded them."""
-        if not self._is_disguised and disguise.is_loaded():
-            self._is_disguised = True
-            self._patches.enter_context(replaced(disguise.replacements()))
-        if not self._knows_detectors and detectors.is_loaded():
-            self._knows_detectors = True
-            self._patches.enter_context(replaced(detectors.replacements(self.reads)))
-            self.mode.follow_nms()
+        """Know that a module is called from outside any other."""
 
     def _end(self) -> None:
         """Leave threads that outlive the program alone."""
