@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -28,7 +28,6 @@ from graphmem.trace.saved_variables import note_gradient
 Gradients = list[torch.Tensor | None]
 NodeKey = tuple[str, int]
 _METADATA_KEY = "graphmem"
-_WHEN_COMPILED = "when_compiled"
 
 
 def key_of(node: Any) -> NodeKey:
@@ -39,6 +38,14 @@ def key_of(node: Any) -> NodeKey:
     if name_of(node).endswith("AccumulateGrad"):
         return ("leaf", id(leaf_of(node)))
     return ("node", node._sequence_nr())
+
+
+@runtime_checkable
+class _KnownToCompiler(Protocol):
+    """A hook that is C++ in PyTorch."""
+
+    def when_compiled(self) -> None:
+        """Do what it does in compiled autograd's graph."""
 
 
 @dataclass
@@ -70,7 +77,7 @@ class NodeHooks:
         seen(node)
         self._hooked.add(key_of(node))
         hooks: _Hooks = node.metadata.setdefault(_METADATA_KEY, _Hooks())
-        is_known = whole_backward.leaves_autograd_alone() or hasattr(hook, _WHEN_COMPILED)
+        is_known = whole_backward.leaves_autograd_alone() or isinstance(hook, _KnownToCompiler)
         hooks.are_hidden |= not is_known
         return hooks
 
@@ -81,9 +88,13 @@ class NodeHooks:
         torch/csrc/autograd/function_hook.h).
         """
         hooks = self._of(node)
-        for hook in () if hooks is None else list(hooks.after.values()):
-            getattr(hook, _WHEN_COMPILED, _nothing)()
-        return hooks is not None and hooks.are_hidden
+        if hooks is None:
+            return False
+        after: list[Any] = list(hooks.after.values())
+        for hook in after:
+            if isinstance(hook, _KnownToCompiler):
+                hook.when_compiled()
+        return hooks.are_hidden
 
     def has_after(self, node: Any) -> bool:
         """Whether hooks run after the node: they hold a second reference to its inputs."""
@@ -246,10 +257,6 @@ def _in_both(register: Callable[..., Any], register_in_cpp: Any) -> Callable[...
         return handle if handle is None or in_cpp is None else _BothHandles(handle, in_cpp)
 
     return register_in_both
-
-
-def _nothing() -> None:
-    return None
 
 
 def _forget_cached_methods(kind: type) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,20 +26,22 @@ class _OfThread(threading.local):
     asked_for: dict[int, tuple[Any, torch.Tensor]] | None = None
 
 
+def names_of(node: Any) -> tuple[str, ...]:
+    """The fields that a node exposes, such as "self" and "result"."""
+    kind: Any = type(node)
+    return _names_of(kind)
+
+
+@cache
+def _names_of(kind: type) -> tuple[str, ...]:
+    return tuple(name.removeprefix(_RAW) for name in dir(kind) if name.startswith(_RAW))
+
+
 class SavedFields:
     """Reads the fields of nodes without unpacking them."""
 
     def __init__(self) -> None:
-        self._names: dict[type, tuple[str, ...]] = {}
         self._of_thread = _OfThread()
-
-    def names_of(self, node: Any) -> tuple[str, ...]:
-        """The fields that a node exposes, such as "self" and "result"."""
-        kind = type(node)
-        if kind not in self._names:
-            names = (name.removeprefix(_RAW) for name in dir(kind) if name.startswith(_RAW))
-            self._names[kind] = tuple(names)
-        return self._names[kind]
 
     def packed_in(self, node: Any, field: str) -> Iterator[tuple[str, Any]]:
         """The packed objects in a field, each with its name, which has the position in a list.
@@ -73,7 +75,7 @@ class SavedFields:
             unpack: unpacks what `pack` returned.
             needs: whether a tensor gets hooks. Numbers have none, or they would count as tensors.
         """
-        for field in self.names_of(node):
+        for field in names_of(node):
             try:
                 packed = list(self.packed_in(node, field))
                 held = getattr(node, f"{_RAW}{field}")
@@ -86,7 +88,7 @@ class SavedFields:
 
     def tensors_of(self, node: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """What a node saved without hooks, with the names of its fields."""
-        for field in self.names_of(node):
+        for field in names_of(node):
             try:
                 shown = getattr(node, _shown(node, field))
             except RuntimeError:  # released before

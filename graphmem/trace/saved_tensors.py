@@ -29,7 +29,7 @@ from graphmem.trace import jit_tracer, whole_backward
 from graphmem.trace.python_functions import is_argument, name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replaced_storages import ReplacedStorages
-from graphmem.trace.saved_fields import SavedFields
+from graphmem.trace.saved_fields import SavedFields, names_of
 from graphmem.trace.saved_token import PENDING, Hook, SavedToken
 from graphmem.trace.saved_variables import mark_unpacked, note_saved, note_unpacked
 from graphmem.trace.saved_versions import SavedVersions
@@ -306,7 +306,7 @@ class SavedTensorHooks:
         finally:
             unpacked = self._of_thread.unpacked.pop()
         if release:
-            if not self._fields.names_of(node):
+            if not names_of(node):
                 held = self._unexposed(node, unpacked)
             for saved in held:
                 saved.release()
@@ -355,7 +355,7 @@ class SavedTensorHooks:
         The order is that of saving, in which `release_variables` frees them.
         """
         found: list[SavedToken] = []
-        for field in self._fields.names_of(node):
+        for field in names_of(node):
             try:
                 held = list(self._fields.packed_in(node, field))
             except RuntimeError:  # released before, or a Python function without saved tensors

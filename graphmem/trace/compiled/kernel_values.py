@@ -43,13 +43,17 @@ def replacements(known: KnownValues, kernels: Mapping[str, KernelCalls]) -> list
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     launch: Any = CachingAutotuner.run
+    found: dict[tuple[str, int], KernelCall | None] = {}
 
     def launch_and_follow(autotuner: Any, *args: Any, **kwargs: Any) -> Any:
         result = launch(autotuner, *args, **kwargs)
         frame = sys._getframe(1)
         of_wrapper = kernels.get(frame.f_code.co_filename)
         if of_wrapper is not None:
-            call = _called(of_wrapper, frame)
+            line = frame.f_code.co_filename, frame.f_lineno
+            if line not in found:
+                found[line] = _called(of_wrapper, *line)
+            call = found[line]
             if call is None:
                 _forget_written(autotuner, args)
             else:
@@ -59,10 +63,9 @@ def replacements(known: KnownValues, kernels: Mapping[str, KernelCalls]) -> list
     return [(CachingAutotuner, "run", launch_and_follow)]
 
 
-def _called(kernels: KernelCalls, frame: FrameType) -> KernelCall | None:
-    """The call of a kernel at the line that runs."""
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    match = _CALL.search(line)
+def _called(kernels: KernelCalls, file: str, line: int) -> KernelCall | None:
+    """The call of a kernel at a line of a wrapper."""
+    match = _CALL.search(linecache.getline(file, line))
     if match is None:
         return None
     names = tuple(_NAME.findall(match["arguments"]))
