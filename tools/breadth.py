@@ -39,7 +39,7 @@ def main() -> None:
         print(table(_read(options.files)), end="")
         return
     os.nice(10)
-    _warm_up()
+    _warm_up(options.testers)
     done = set() if options.again else {_key(row) for row in _read([options.out])}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for case in _chosen(options.cases, options.testers):
@@ -81,11 +81,15 @@ def all_cases(testers: Path | None = None) -> Iterator[Any]:
     yield from constructs.cases()
 
 
-def _warm_up() -> None:
+def _warm_up(testers: Path | None) -> None:
     """Import what all processes share; they are forked from this one."""
     import torch
 
     from tools.model_zoo import measuring  # noqa: F401
+    from tools.model_zoo.transformers_models import shared_testers
+
+    if testers is not None:
+        shared_testers(testers)
 
     torch.set_num_threads(1)
     sys.modules["xformers"] = None  # type: ignore[assignment]  # open-llama would take it on the CPU

@@ -252,11 +252,7 @@ def _tester(model_type: str, folder: Path) -> Any:
     found = sorted(folder.rglob(f"test_modeling_{module_name}.py"))
     if not found:
         return None
-    root = folder.resolve().parent.parent  # its tests import their siblings relatively
-    if str(root) not in sys.path:
-        sys.path.append(str(root))
-    place = found[0].resolve().relative_to(root).with_suffix("")
-    module = importlib.import_module(".".join(place.parts))
+    module = _test_module(found[0], folder)
     classes = [
         value
         for value in vars(module).values()
@@ -268,6 +264,20 @@ def _tester(model_type: str, folder: Path) -> Any:
     wanted = configuration_auto.CONFIG_MAPPING[model_type]
     of_this_type = [each for each in classes if _has_models_of(each, wanted)]
     return next(iter([*of_this_type, *classes]), None)
+
+
+def shared_testers(folder: Path) -> None:
+    """Import what the tests of most models import, for processes that are forked from this one."""
+    _test_module(folder.parent / "test_modeling_common.py", folder)
+
+
+def _test_module(file: Path, folder: Path) -> Any:
+    """A module of the library's tests; they import their siblings relatively."""
+    root = folder.resolve().parent.parent
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    place = file.resolve().relative_to(root).with_suffix("")
+    return importlib.import_module(".".join(place.parts))
 
 
 def _has_models_of(test_class: Any, config_class: type) -> bool:
