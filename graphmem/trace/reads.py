@@ -151,7 +151,9 @@ class Reads:
             self.use(known.basis)
             self._loops.check(self._location.frames())
         with torch._C._DisableTorchDispatch(), torch.no_grad():
-            return _real_like(tensor).copy_(known.tensor)
+            real = _real_like(tensor)
+            _unexpanded(real, real).copy_(_unexpanded(known.tensor, real))
+            return real
 
     def use(self, basis: Basis) -> None:
         """List assumptions, now that the program has used values based on them."""
@@ -348,6 +350,14 @@ def _real_like(tensor: torch.Tensor) -> torch.Tensor:
     with torch._C._DisableTorchDispatch():
         real = constructors.zeros(0, dtype=tensor.dtype, device="cpu")
         return real.new_zeros(_span(tensor)).as_strided(tensor.shape, tensor.stride())
+
+
+def _unexpanded(tensor: torch.Tensor, expanded: torch.Tensor) -> torch.Tensor:
+    """One of each element that `expanded` repeats; `copy_` does not write to repeated ones."""
+    for dim, stride in enumerate(expanded.stride()):
+        if not stride and expanded.shape[dim]:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _span(tensor: torch.Tensor) -> int:

@@ -52,7 +52,8 @@ def of_views(device: torch.device) -> Any:
     row[2] = 100
     column += 1
     base.t()[0].zero_()
-    return [base.tolist(), row.tolist(), column.tolist(), base.expand(2, 3, 4)[1, 1].tolist()]
+    wide = base.expand(2, 3, 4)
+    return [base.tolist(), row.tolist(), column.tolist(), wide[1, 1].tolist(), wide.tolist()]
 
 
 def of_writes(device: torch.device) -> Any:
