@@ -239,7 +239,7 @@ def tiny(model_type: str, sizes: Sizes) -> TrainingStep:
 
 
 def _usable_tester(model_type: str, folder: Path) -> Any:
-    """The class with the tests, unless it needs something that is not installed."""
+    """The library's test of a model type, unless it needs something that is not installed."""
     try:
         return _tester(model_type, folder)
     except (ImportError, NameError, TypeError):
@@ -247,23 +247,33 @@ def _usable_tester(model_type: str, folder: Path) -> Any:
 
 
 def _tester(model_type: str, folder: Path) -> Any:
-    """The class with the tests, if the folder has one."""
+    """The library's test of a model type, if the folder has one."""
     module_name = configuration_auto.model_type_to_module_name(model_type)
     found = sorted(folder.rglob(f"test_modeling_{module_name}.py"))
     if not found:
         return None
     module = _test_module(found[0], folder)
-    classes = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, unittest.TestCase)
-        and value.__module__ == module.__name__
-        and bool(getattr(value, "all_model_classes", None))
-    ]
+    tests = [_set_up(each) for each in _test_classes(module)]
+    usable = [each for each in tests if getattr(each, "all_model_classes", None)]
     wanted = configuration_auto.CONFIG_MAPPING[model_type]
-    of_this_type = [each for each in classes if _has_models_of(each, wanted)]
-    return next(iter([*of_this_type, *classes]), None)
+    of_this_type = [each for each in usable if _has_models_of(each, wanted)]
+    return next(iter([*of_this_type, *usable]), None)
+
+
+def _test_classes(module: Any) -> Iterator[type[unittest.TestCase]]:
+    """Those that have models, or a tester that names them."""
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, unittest.TestCase):
+            has_models = hasattr(value, "all_model_classes") or hasattr(value, "model_tester_class")
+            if has_models and value.__module__ == module.__name__:
+                yield value
+
+
+def _set_up(test_class: type[unittest.TestCase]) -> unittest.TestCase:
+    _seed_its_random_numbers()
+    test = test_class()
+    test.setUp()
+    return test
 
 
 def shared_testers(folder: Path) -> None:
@@ -280,15 +290,12 @@ def _test_module(file: Path, folder: Path) -> Any:
     return importlib.import_module(".".join(place.parts))
 
 
-def _has_models_of(test_class: Any, config_class: type) -> bool:
-    """Whether a class tests this configuration's models, not those of its parts."""
-    return any(kind.config_class is config_class for kind in test_class.all_model_classes)
+def _has_models_of(test: Any, config_class: type) -> bool:
+    """Whether it tests this configuration's models, not those of its parts."""
+    return any(kind.config_class is config_class for kind in test.all_model_classes)
 
 
-def _as_its_tester_does(test_class: Any) -> tuple[Any, Any]:
-    _seed_its_random_numbers()
-    test = test_class()
-    test.setUp()
+def _as_its_tester_does(test: Any) -> tuple[Any, Any]:
     config, inputs = test.model_tester.prepare_config_and_inputs_for_common()
     kinds = {kind.__name__: kind for kind in test.all_model_classes}
     kind = kinds.get(_best_ranked(type(config)), test.all_model_classes[-1])
