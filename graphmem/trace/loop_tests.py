@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, TypeVar
@@ -21,6 +21,10 @@ _Result = TypeVar("_Result")
 
 _COMPARES = frozenset({"COMPARE_OP", "CONTAINS_OP", "IS_OP"})
 _ASKS = frozenset({"CALL", "CALL_FUNCTION_EX", "CALL_KW", "LOAD_ATTR", "LOAD_METHOD"})
+_LEAVES = frozenset(
+    {"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
+    | {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
+)
 _CATCHES = frozenset({"CHECK_EXC_MATCH", "CHECK_EG_MATCH"})
 
 
@@ -50,24 +54,24 @@ class Tests:
 
 def _cached_by_code(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """Cache by the identity of the code: Dynamo's may have constants that cannot be hashed."""
-    found: dict[tuple[int, ...], tuple[CodeType, _Result]] = {}
+    found: dict[tuple[Hashable, ...], tuple[CodeType, _Result]] = {}
 
     @functools.wraps(function)
-    def call(code: CodeType, *instructions: int) -> _Result:
-        key = (id(code), *instructions)
+    def call(code: CodeType, *loop: frozenset[int]) -> _Result:
+        key = (id(code), *loop)
         if key not in found:
-            found[key] = code, function(code, *instructions)
+            found[key] = code, function(code, *loop)
         return found[key][1]
 
     return call
 
 
 @_cached_by_code
-def tests_of(code: CodeType, first: int, last: int) -> Tests:
-    """The tests of the loop between two instructions."""
+def tests_of(code: CodeType, loop: frozenset[int]) -> Tests:
+    """The tests of a loop, given as its instructions."""
     lines: dict[int | None, list[dis.Instruction]] = {}
     for each in dis.get_instructions(code):
-        if first <= each.offset <= last and each.positions is not None:
+        if each.offset in loop and each.positions is not None:
             lines.setdefault(each.positions.lineno, []).append(each)
     tests = [line for line in lines.values() if any(map(_is_test, line))]
     asking = [line for line in tests if any(each.opname in _ASKS for each in line)]
@@ -109,24 +113,69 @@ def _catches(code: CodeType) -> bool:
     return any(each.opname in _CATCHES for each in dis.get_instructions(code))
 
 
-def while_loop_around(code: CodeType, offset: int) -> tuple[int, int] | None:
-    """First and last instruction of the innermost loop around an offset, if a `while` loop."""
-    around = [loop for loop in _loops_of(code) if loop[0] <= offset <= loop[1]]
+def while_loop_around(code: CodeType, offset: int) -> frozenset[int] | None:
+    """The instructions of the innermost loop around an offset, if a `while` loop."""
+    around = [loop for loop in _loops_of(code) if offset in loop[0]]
     if not around:
         return None
-    first, last, is_for = min(around, key=lambda loop: loop[1] - loop[0])
-    return None if is_for else (first, last)
+    loop, is_for = min(around, key=lambda each: len(each[0]))
+    return None if is_for else loop
 
 
 @_cached_by_code
-def _loops_of(code: CodeType) -> tuple[tuple[int, int, bool], ...]:
-    """First and last instruction of each loop, and whether it is a `for` loop."""
+def _loops_of(code: CodeType) -> tuple[tuple[frozenset[int], bool], ...]:
+    """The instructions of each loop, and whether it is a `for` loop.
+
+    A jump back closes a loop if nothing but its target leads to it. From Python 3.12 on, what runs
+    when a `with` or `try` catches an exception stands at the end of the function, and jumps back to
+    what follows the statement.
+    """
     names: dict[int, str] = {}
-    last: dict[int, int] = {}
+    jumps: dict[int, list[int]] = {}
     before: list[int] = []  # the jump back of a long loop goes to the EXTENDED_ARGs of its FOR_ITER
-    for instruction in dis.get_instructions(code):
-        names |= dict.fromkeys([*before, instruction.offset], instruction.opname)
-        before = [*before, instruction.offset] if instruction.opname == "EXTENDED_ARG" else []
-        if "JUMP_BACKWARD" in instruction.opname and "INTERRUPT" not in instruction.opname:
-            last[instruction.argval] = instruction.offset
-    return tuple((head, end, names[head] == "FOR_ITER") for head, end in last.items())
+    for each in dis.get_instructions(code):
+        names |= dict.fromkeys([*before, each.offset], each.opname)
+        before = [*before, each.offset] if each.opname == "EXTENDED_ARG" else []
+        if "JUMP_BACKWARD" in each.opname and "INTERRUPT" not in each.opname:
+            jumps.setdefault(each.argval, []).append(each.offset)
+    following = _following(code)
+    leading: dict[int, list[int]] = {offset: [] for offset in following}
+    for offset, after in following.items():
+        for successor in after:
+            leading[successor].append(offset)
+    loops = []
+    for head, ends in jumps.items():
+        elsewhere = _reached(following, 0, head)
+        bodies = [_reached(leading, end, head) for end in ends if end not in elsewhere]
+        if bodies:
+            loops.append((frozenset({head}.union(*bodies)), names[head] == "FOR_ITER"))
+    return tuple(loops)
+
+
+def _following(code: CodeType) -> dict[int, list[int]]:
+    """The instructions that may run after each one, with those that catch its exceptions."""
+    bytecode: Any = dis.Bytecode(code)  # typeshed does not know its exception table
+    instructions = list(bytecode)
+    following: dict[int, list[int]] = {}
+    for each, successor in zip(instructions, [*instructions[1:], None], strict=True):
+        after = following[each.offset] = []
+        if successor is not None and each.opname not in _LEAVES:
+            after.append(successor.offset)
+        if each.opcode in dis.hasjrel:
+            after.append(each.argval)
+    for start, end, catch, *_ in bytecode.exception_entries:
+        for offset in following.keys() & range(start, end):
+            following[offset].append(catch)
+    return following
+
+
+def _reached(ways: Mapping[int, Iterable[int]], start: int, avoided: int) -> set[int]:
+    """Where the ways lead from an instruction without the avoided one."""
+    reached: set[int] = set()
+    ahead = [start]
+    while ahead:
+        offset = ahead.pop()
+        if offset != avoided and offset not in reached:
+            reached.add(offset)
+            ahead.extend(ways[offset])
+    return reached

@@ -99,7 +99,7 @@ class Loops:
             before = visits.seen.get(frame.f_lasti, _Visit())
             loop = while_loop_around(frame.f_code, frame.f_lasti)
             if loop is not None and (call is None or call is not before.call):
-                tests = tests_of(frame.f_code, *loop)
+                tests = tests_of(frame.f_code, loop)
                 visits.seen[frame.f_lasti] = self._visit(frame, tests, before, call)
             # A generator runs in one frame for all rounds.
             call = None if frame.f_code.co_flags & inspect.CO_GENERATOR else visits
