@@ -19,7 +19,8 @@ Clauses:
 
 (8) Large results of an elementwise operation are computed when something asks for them, or before
     an operand changes: most masks are never read.
-(9) What a CUDA graph captures does not run until it is replayed: nothing is known of what it
+(9) What cancels out need not be known (`values/straight_through.py`).
+(10) What a CUDA graph captures does not run until it is replayed: nothing is known of what it
     writes, neither after the capture nor after a replay.
 
 Not covered: sparse, nested and quantised tensors, and other libraries' operators.
@@ -57,6 +58,7 @@ from graphmem.values.limits import (
 from graphmem.values.memory import RealMemory, geometry_of, laid_out
 from graphmem.values.plans import EMPTY, SHAPED, ValuePlan, own_draws, plan_of
 from graphmem.values.rules import Rule, Rules
+from graphmem.values.straight_through import StraightThrough, are_summed
 
 aten = torch.ops.aten
 
@@ -78,6 +80,7 @@ class KnownValues(HeldValues):
         self._where = where
         self._plans: dict[Any, ValuePlan | None] = {}
         self._draws = 0
+        self._sums = StraightThrough(rules.finite)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow an operation on fake tensors: note its results, or forget what it wrote into."""
@@ -161,6 +164,8 @@ class KnownValues(HeldValues):
                 self._select(args, result)
             elif func in SHAPED and is_drawn(result) and args[0].layout is torch.strided:
                 self._fill(plan, func, args, kwargs, result)
+            elif are_summed(func, args, kwargs, result) and is_drawn(result):
+                self._cancel(func, args, result)
         self._assume(func, args, kwargs, result)
 
     def _fill(
@@ -201,6 +206,21 @@ class KnownValues(HeldValues):
             with torch._C._DisableTorchDispatch():
                 value = known.tensor.to(result.dtype).expand(result.shape)
             self.note_output(result, value, condition.basis | known.basis)
+
+    def _cancel(self, func: Any, args: tuple[Any, ...], result: torch.Tensor) -> None:
+        """Note a sum in which an unknown cancels out, or remember it until it does."""
+        first, second = (self._operand(each) for each in args)
+        if first is not None and args[1].dtype == result.dtype:
+            self._sums.note(func, result, first, args[1])
+        elif second is not None and func is aten.add.Tensor and args[0].dtype == result.dtype:
+            self._sums.note(func, result, second, args[0])
+        elif (left := self._sums.left(func, args)) is not None:
+            rule, value, basis = left
+            self.note_output(result, value, basis | {self._assumed(rule)})
+
+    def _forget(self, memory: torch.UntypedStorage) -> None:
+        self._sums.forget(memory)
+        super()._forget(memory)
 
     def _operand(self, tensor: torch.Tensor) -> KnownTensor | None:
         return None if _requires_grad(tensor) else self.of(tensor)
@@ -270,6 +290,9 @@ class KnownValues(HeldValues):
 
     def _write(self, plan: ValuePlan, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         targets = list(_tensors(_argument(args, kwargs, place) for place in plan.writes))
+        for target in targets:
+            if target.layout is torch.strided:
+                self._sums.forget(target.untyped_storage())
         was_known = any(self.saved(target) is not None for target in targets)
         if not was_known and not (plan.overwrites and isinstance(targets[0], FakeTensor)):
             for target in targets:  # nothing is known of it, nor will be
