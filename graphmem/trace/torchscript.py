@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from graphmem.virtual_device.patching import Replacement
+from graphmem.virtual_device.patching import Replacement, replaced
 
 _KINDS = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 
@@ -39,10 +39,21 @@ def replacements(scripted: Callable[[], None]) -> list[Replacement]:
 
 @contextmanager
 def unfused() -> Iterator[None]:
-    """Keep the executor from compiling kernels, as a CUDA build of torch would."""
-    fuses = torch._C._jit_can_fuse_on_gpu()
-    torch._C._jit_override_can_fuse_on_gpu(False)
+    """Keep the executor from compiling kernels, as a CUDA build of torch would.
+
+    Programs ask for it themselves, as Score-Entropy-Discrete-Diffusion does
+    (model/fused_add_dropout_scale.py); they read what they have set.
+    """
+    override = torch._C._jit_override_can_fuse_on_gpu
+    before = torch._C._jit_can_fuse_on_gpu()
+    asked = [before]
+    override(False)
+    settings: list[Replacement] = [
+        (torch._C, "_jit_override_can_fuse_on_gpu", asked.append),
+        (torch._C, "_jit_can_fuse_on_gpu", lambda: asked[-1]),
+    ]
     try:
-        yield
+        with replaced(settings):
+            yield
     finally:
-        torch._C._jit_override_can_fuse_on_gpu(fuses)
+        override(before)

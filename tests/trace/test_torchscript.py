@@ -30,3 +30,22 @@ def test_a_step_with_scripted_parts_says_that_they_are_not_fused() -> None:
     report = graphmem.analyze(Scripted(), torch.randn(64, 64), gpu="h100-80gb")
     assumed = [(each.what, each.value, each.times) for each in report.assumptions]
     assert assumed == [("TorchScript", "run without fusion", 3)]
+
+
+def test_a_program_that_asks_for_fusion_runs_without_it() -> None:
+    """Score-Entropy-Discrete-Diffusion does (`0605786`, model/fused_add_dropout_scale.py).
+
+    On a CUDA build without a card PyTorch's older fuser looked for a driver then.
+    """
+    executor_fuses = torch._C._jit_can_fuse_on_gpu
+    before = executor_fuses()
+    read: list[tuple[bool, bool]] = []
+
+    def step() -> None:
+        torch._C._jit_override_can_fuse_on_gpu(True)
+        read.append((torch._C._jit_can_fuse_on_gpu(), executor_fuses()))
+
+    graphmem.analyze(lambda: graphmem.TrainingStep(step=step), gpu="h100-80gb")
+
+    assert set(read) == {(True, False)}
+    assert torch._C._jit_can_fuse_on_gpu() == before
