@@ -36,7 +36,7 @@ class BuiltModels:
                 return move(module, *args, **kwargs)
             finally:
                 self._depth -= 1
-                if not self._depth and not self._recorder.graph.calls:
+                if not self._depth:
                     self._note(module)
 
         return torch.nn.Module, "_apply", move_and_note
@@ -50,9 +50,7 @@ class BuiltModels:
                 self._names[storage.id] = kind, name
 
     def finish(self) -> None:
-        """Name what no call has named, if no module was called."""
-        if self._recorder.graph.calls:
-            return
+        """Name what no call has named."""
         for number, (kind, name) in self._names.items():
             storage = self._recorder.graph.storages[number]
             if not any(map(storage.owned_as, (OwnerKind.PARAMETER, OwnerKind.BUFFER))):

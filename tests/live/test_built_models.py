@@ -71,6 +71,27 @@ def test_parameters_of_a_model_that_is_only_evaluated_have_names(
     assert {"the parameter 0.weight", "the buffer 1.running_mean"} <= reasons
 
 
+def test_parts_that_are_gone_before_they_were_called_have_names(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """As speechbrain's `Brain.modules`, one of which computes features before the first step."""
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "def main():\n"
+        f"    parts = torch.nn.ModuleDict({{'features': torch.nn.ReLU(), 'net': {BUILT}}}).cuda()\n"
+        "    parts['features'](torch.zeros(8, device='cuda'))\n"
+        "main()\n"
+    )
+    output = tmp_path / "report.json"
+    run_graphmem(
+        "run", "--gpu", "t4", "--format", "json", "-o", str(output), str(tmp_path / "train.py")
+    )
+
+    report = json.loads(output.read_text())
+    assert report["at_peak"]["by_category"]["parameter"] == 4 * PARAMETERS
+    assert report["at_peak"]["by_category"]["buffer"] == BUFFERS
+
+
 def test_a_module_may_list_its_parameters_in_its_own_way() -> None:
     """As TorchRL's `LossModule`, whose `named_parameters` takes fewer arguments than PyTorch's."""
 
