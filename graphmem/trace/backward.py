@@ -66,7 +66,7 @@ class BackwardObserver(Protocol):
     """Receives events of the backward walk."""
 
     def begin_backward(self) -> None:
-        """`backward` or `grad` was called; the gradients of its outputs are about to be made."""
+        """A pass was called; once more if `backward` or `grad` has made its outputs' gradients."""
 
     def compiles_whole(self, nodes: Iterable[Node]) -> bool:
         """Whether compiled autograd, which has been on, takes over a pass through these nodes."""
@@ -162,7 +162,8 @@ class Backward:
         allow_unreachable: bool = False,
         accumulate_grad: bool = False,
     ) -> tuple[torch.Tensor | None, ...]:
-        """`THPEngine_run_backward`, with its arguments."""
+        """`THPEngine_run_backward`, with its arguments; Megatron-LM calls it directly."""
+        self._observer.begin_backward()
         check_roots(tensors)
         roots = [edge_of(tensor) for tensor in tensors]
         edges = self._reachable_from(roots)

@@ -32,6 +32,15 @@ STEPS = 4
 """From a variable to a tensor, as in `trainer.averages[0][2]`."""
 
 
+_OF_MIXED_PRECISION = (
+    ("main_grad", OwnerKind.GRADIENT),
+    ("main_param", OwnerKind.PARAMETER),
+)
+"""What a parameter in half precision has in float32, by attributes that Apex's and Transformer
+Engine's kernels share with Megatron-LM (`megatron/core/distributed/distributed_data_parallel.py`,
+`megatron/core/optimizer/distrib_optimizer.py`)."""
+
+
 def is_initialised(module: torch.nn.Module) -> bool:
     """Whether `Module.__init__` has run, before which a module has no parameters to ask for."""
     return "_parameters" in vars(module)
@@ -44,6 +53,10 @@ def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
     leaves = [(name, each) for name, each in named if each.is_leaf or each.retains_grad]
     gradients = [(name, each.grad) for name, each in leaves if each.grad is not None]
     _name_parts(recorder, OwnerKind.GRADIENT, gradients, ".grad")
+    for attribute, kind in _OF_MIXED_PRECISION:
+        kept = [(name, vars(each).get(attribute)) for name, each in named]
+        found = [(name, each) for name, each in kept if isinstance(each, torch.Tensor)]
+        _name_parts(recorder, kind, found, f".{attribute}")
     for name, buffer in model.named_buffers():
         recorder.identify(buffer, OwnerKind.BUFFER, without_wrappers(name))
     for name, parameter in named:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.optim.optimizer as optim_hooks
 
+from graphmem.graph import PhaseName
 from graphmem.trace import (
     assignments,
     detectors,
@@ -247,8 +248,8 @@ class Session:
     # Events of the walk -------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
-        """Begin a phase at the outermost call of `backward` or `grad`."""
-        if not self._depth:
+        """Begin a phase at the outermost call of `backward`, of `grad` or of the engine."""
+        if not self._depth and self.recorder.phases.running is not PhaseName.BACKWARD:
             name_variables(self.recorder, self.location)
             note_flags(self.recorder)
             self.recorder.phases.enter_backward()
