@@ -1,7 +1,7 @@
 """The phases of a trace, in program order.
 
-Everything after a backward pass counts as optimizer until another backward pass shows that it was
-a forward pass: all of it, or the part after the last `optimizer.step()`.
+Everything after a backward pass counts as optimizer until another forward or backward pass shows
+that it was a forward pass: all of it, or the part after the last `optimizer.step()`.
 """
 
 from __future__ import annotations
@@ -80,9 +80,15 @@ class Phases:
         self._begin(PhaseName.FORWARD)
 
     def enter_forward(self) -> None:
-        """Begin another forward phase of the same iteration."""
+        """Begin another forward phase of the same iteration, where the last pass has ended."""
         self.pending = None
-        self._begin(PhaseName.FORWARD)
+        phase = self._graph.phases[-1]
+        has_stepped = self._steps_running > 0 or self._stepped_at >= phase.start
+        if phase.name is PhaseName.OPTIMIZER and not has_stepped:
+            phase.name = PhaseName.FORWARD
+            self.passes += 1
+        else:
+            self._begin(PhaseName.FORWARD)
 
     def enter_evaluation(self) -> None:
         """Begin a phase of forward passes without gradients."""

@@ -175,6 +175,7 @@ class Session:
             stack.enter_context(detectors.when_nms_is_loaded(self.mode.follow_nms))
             stack.enter_context(assignments.known(self.reads))
             stack.enter_context(monitored.improving(self.reads))
+            stack.enter_context(self.mode.uncovered)
             stack.callback(self._end)
             stack.enter_context(self._excusing())
             stack.enter_context(self.mode)

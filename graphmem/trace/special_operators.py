@@ -21,7 +21,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem import constructors
-from graphmem.trace.dispatch import TraceMode
+from graphmem.trace.hidden_methods import HiddenMethodsMode
 from graphmem.trace.python_functions import name_of
 from graphmem.trace.saved_variables import is_just_unpacked
 from graphmem.trace.storage_parts import StoragePart, set_in_whole
@@ -51,7 +51,7 @@ def _uncached(fake_mode: FakeTensorMode) -> Iterator[None]:
         fake_mode.cache_enabled = was_enabled
 
 
-class SpecialOperatorsMode(TraceMode):
+class SpecialOperatorsMode(HiddenMethodsMode):
     """A trace that runs these operators as a card does."""
 
     def __init__(self, *watchers: Any) -> None:
