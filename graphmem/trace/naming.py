@@ -32,13 +32,9 @@ STEPS = 4
 """From a variable to a tensor, as in `trainer.averages[0][2]`."""
 
 
-_OF_MIXED_PRECISION = (
-    ("main_grad", OwnerKind.GRADIENT),
-    ("main_param", OwnerKind.PARAMETER),
-)
-"""What a parameter in half precision has in float32, by attributes that Apex's and Transformer
-Engine's kernels share with Megatron-LM (`megatron/core/distributed/distributed_data_parallel.py`,
-`megatron/core/optimizer/distrib_optimizer.py`)."""
+_MAIN_GRADIENT = "main_grad"
+"""Where Megatron-LM, and the kernels of Apex and Transformer Engine with it, add up gradients in
+float32 (`megatron/core/distributed/distributed_data_parallel.py`)."""
 
 
 def is_initialised(module: torch.nn.Module) -> bool:
@@ -53,10 +49,9 @@ def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
     leaves = [(name, each) for name, each in named if each.is_leaf or each.retains_grad]
     gradients = [(name, each.grad) for name, each in leaves if each.grad is not None]
     _name_parts(recorder, OwnerKind.GRADIENT, gradients, ".grad")
-    for attribute, kind in _OF_MIXED_PRECISION:
-        kept = [(name, vars(each).get(attribute)) for name, each in named]
-        found = [(name, each) for name, each in kept if isinstance(each, torch.Tensor)]
-        _name_parts(recorder, kind, found, f".{attribute}")
+    kept = [(name, vars(each).get(_MAIN_GRADIENT)) for name, each in named]
+    found = [(name, each) for name, each in kept if isinstance(each, torch.Tensor)]
+    _name_parts(recorder, OwnerKind.GRADIENT, found, f".{_MAIN_GRADIENT}")
     for name, buffer in model.named_buffers():
         recorder.identify(buffer, OwnerKind.BUFFER, without_wrappers(name))
     for name, parameter in named:
@@ -124,6 +119,7 @@ def _name_trained(recorder: Recorder, parameter: torch.Tensor, place: str) -> st
     """The name of what an optimizer trains: a module's, else the variable's, else its place."""
     known = recorder.identity_of(parameter)
     if known is not None:
+        recorder.identify(parameter, OwnerKind.PARAMETER, known)
         return known
     storage = recorder.storage_of(parameter)
     variable = None if storage is None else recorder.variable_of(storage)

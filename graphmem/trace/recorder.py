@@ -268,6 +268,8 @@ class Recorder:
             return
         storage = self.storage_of(tensor)
         held = None if storage is None else self._held_as.get(storage.id)
+        if held is not None and held.kind is OwnerKind.BUFFER and kind is OwnerKind.PARAMETER:
+            held.kind = kind  # an optimizer trains it: a copy in float32 beside a parameter
         if storage is None or held is None or held.kind not in _NO_IDENTITIES:
             return
         is_only_saved = held.kind is OwnerKind.SAVED_TENSOR

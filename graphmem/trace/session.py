@@ -19,6 +19,7 @@ import torch.optim.optimizer as optim_hooks
 from graphmem.graph import PhaseName
 from graphmem.trace import (
     assignments,
+    clipping,
     detectors,
     disguise,
     dlpack,
@@ -175,6 +176,7 @@ class Session:
             stack.enter_context(detectors.when_nms_is_loaded(self.mode.follow_nms))
             stack.enter_context(assignments.known(self.reads))
             stack.enter_context(monitored.improving(self.reads))
+            stack.enter_context(clipping.known(self.reads))
             stack.enter_context(self.mode.uncovered)
             stack.callback(self._end)
             stack.enter_context(self._excusing())
