@@ -32,9 +32,10 @@ STEPS = 4
 """From a variable to a tensor, as in `trainer.averages[0][2]`."""
 
 
-_MAIN_GRADIENT = "main_grad"
-"""Where Megatron-LM, and the kernels of Apex and Transformer Engine with it, add up gradients in
-float32 (`megatron/core/distributed/distributed_data_parallel.py`)."""
+_GRADIENTS_IN_FLOAT32 = ("main_grad", "_hp_grad")
+"""Where Megatron-LM, and the kernels of Apex and Transformer Engine with it, add up gradients
+(`megatron/core/distributed/distributed_data_parallel.py`), and where DeepSpeed does
+(`deepspeed/runtime/bf16_optimizer.py`)."""
 
 
 def is_initialised(module: torch.nn.Module) -> bool:
@@ -49,9 +50,10 @@ def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
     leaves = [(name, each) for name, each in named if each.is_leaf or each.retains_grad]
     gradients = [(name, each.grad) for name, each in leaves if each.grad is not None]
     _name_parts(recorder, OwnerKind.GRADIENT, gradients, ".grad")
-    kept = [(name, vars(each).get(_MAIN_GRADIENT)) for name, each in named]
-    found = [(name, each) for name, each in kept if isinstance(each, torch.Tensor)]
-    _name_parts(recorder, OwnerKind.GRADIENT, found, f".{_MAIN_GRADIENT}")
+    for attribute in _GRADIENTS_IN_FLOAT32:
+        kept = [(name, vars(each).get(attribute)) for name, each in named]
+        found = [(name, each) for name, each in kept if isinstance(each, torch.Tensor)]
+        _name_parts(recorder, OwnerKind.GRADIENT, found, f".{attribute}")
     for name, buffer in model.named_buffers():
         recorder.identify(buffer, OwnerKind.BUFFER, without_wrappers(name))
     for name, parameter in named:

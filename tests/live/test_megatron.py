@@ -1,4 +1,4 @@
-"""What Megatron-LM does unlike other programs, in its smallest form.
+"""What Megatron-LM does unlike other programs, in its smallest form, and in part DeepSpeed.
 
 A parameter in bfloat16 has its gradient and its copy in float32 as attributes, and the engine is
 called without `backward` (`custom_backward` of megatron/core/pipeline_parallel/schedules.py).
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import Outcome
 
@@ -38,10 +40,11 @@ for step in range(2):
 NUMBERS = 256 * 512 + 512 + 512 * 256 + 256
 
 
+@pytest.mark.parametrize("gradient", ["main_grad", "_hp_grad"])
 def test_parts_in_float32_and_the_backward_pass_are_known(
-    run_graphmem: Callable[..., Outcome], tmp_path: Path
+    run_graphmem: Callable[..., Outcome], tmp_path: Path, gradient: str
 ) -> None:
-    (tmp_path / "train.py").write_text(TRAINING)
+    (tmp_path / "train.py").write_text(TRAINING.replace("main_grad", gradient))
     output = tmp_path / "report.json"
     run_graphmem(
         "run", "--gpu", "t4", "--format", "json", "-o", str(output), str(tmp_path / "train.py")
