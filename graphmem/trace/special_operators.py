@@ -91,7 +91,7 @@ class SpecialOperatorsMode(HiddenMethodsMode):
 
     def _loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, target = args[:2]
-        if not isinstance(values, FakeTensor):
+        if not (isinstance(values, FakeTensor) or isinstance(target, FakeTensor)):
             return self._run(func, types, args, kwargs)
         tick = self._recorder.begin_op()
         loss: Any = self._fake_mode.dispatch(func, types, args, kwargs)

@@ -172,6 +172,21 @@ def test_program(name: str) -> None:
     compare(partial(training_step, PROGRAMS[name]))
 
 
+class DistanceToLabels(nn.Linear):
+    """As in Pi0, the loss is called with the labels first."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(2 * labels, super().forward(x))
+
+
+def test_a_loss_of_real_labels_and_fake_predictions() -> None:
+    def make() -> TrainingStep:
+        labels = torch.tensor([[0.5] * 8] * 4)  # numbers that are given stay real on the CPU
+        return TrainingStep(DistanceToLabels(8, 8), (torch.randn(4, 8), labels))
+
+    compare(make)
+
+
 def test_torchscript() -> None:
     """The first two iterations are profiled; TorchScript differentiates the others itself."""
 
