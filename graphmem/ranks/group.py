@@ -57,10 +57,12 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
             Objects are sent as a tensor on one of them (`_get_object_coll_device`).
         byte_of_barrier: what the last barrier left on the card; one for all groups.
         kept_own: called when another rank broadcasts numbers, and this one keeps its own.
+        name_received: called with a tensor that takes a message, and the rank that sends it.
     """
 
     byte_of_barrier: torch.Tensor | None = None
     kept_own: Callable[[], object]
+    name_received: Callable[[torch.Tensor, int], object]
 
     def __init__(
         self,
@@ -216,6 +218,8 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         """Receive tensors from another rank."""
         sizes.check_rank("Recv", source, self._size)
         arrivals = [self._mail.expect(self, source, each) for each in filter(is_read, tensors)]
+        for tensor in filter(is_on_card, tensors):
+            self.name_received(tensor, source)
         return self._message(tensors, source, arrivals)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> NoReturn:

@@ -8,13 +8,14 @@ the time, and are then renamed to what the program asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch.distributed
 from torch.distributed import c10d_logger, device_mesh, distributed_c10d
 
+from graphmem.graph import OwnerKind
 from graphmem.ranks.group import LoneGroup
 from graphmem.ranks.journal import Journal, called
 from graphmem.ranks.mail import Mail
@@ -116,6 +117,7 @@ def _make_group(
     made = LoneGroup if not journal.is_open or size == 1 else NotedGroup
     group = made(rank, size, mail, card, unwaited, joined, guessed)
     group.kept_own = partial(_kept_own, recorder, journal)
+    group.name_received = partial(_name_received, recorder, options.global_ranks_in_group)
     if isinstance(group, NotedGroup):
         group.journal = journal
     return group
@@ -130,6 +132,13 @@ def _kept_own(recorder: Recorder, journal: Journal) -> None:
             "that one does not run beside this one; with --rank all, up to 8 ranks tell each other",
             journal.place(),
         )
+
+
+def _name_received(
+    recorder: Recorder, ranks: Sequence[int], tensor: torch.Tensor, source: int
+) -> None:
+    rank = ranks[source] if ranks else source
+    recorder.identify(tensor, OwnerKind.COMMUNICATION, f"received from rank {rank}")
 
 
 def _nothing() -> None:
