@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
 import time
 import traceback
@@ -43,6 +45,7 @@ def measure(case: Case) -> Iterator[Result]:
     yield from _told("analysis", lambda: _analyse(build))
     traced: list[StepGraph] = []
     assumed = AssumedValues()
+    _forget_cached()
     with oracle.comparable(), assumed.kept():
         yield from _told("oracle", lambda: traced.append(trace(build, gpu=None, options=OPTIONS)))
     if not traced:
@@ -53,6 +56,15 @@ def measure(case: Case) -> Iterator[Result]:
         yield {"saved": real.saved, "gradients": real.gradients, "states": real.states}
         compared = _compared(real, traced[0])
     yield compared
+
+
+def _forget_cached() -> None:
+    """Forget the tables that a library's functions kept from the run before, as of positions."""
+    gc.unfreeze()  # what is set aside is not listed
+    caches = (each for each in gc.get_objects() if isinstance(each, functools._lru_cache_wrapper))
+    for each in caches:
+        if not each.__module__.startswith(("torch", "graphmem")):
+            each.cache_clear()
 
 
 def _told(what: str, run: Callable[[], Any]) -> Iterator[Result]:
