@@ -71,6 +71,7 @@ class Reads:
         self._used: set[str] = set()
         self._loops = Loops(self.known)
         self._sizes_assumed = False
+        self._compiled_at: Source | None = None
         self._told: set[tuple[str, Source | None]] = set()
         self._told_at: Counter[Source] = Counter()
         self._newest = ""
@@ -173,15 +174,22 @@ class Reads:
         self._newest = newest  # nothing was read
 
     def eager(self) -> None:
-        """Note that a program that asks for compilation runs eagerly."""
-        self._replace("torch.compile", "run eagerly", "what the compiled program takes")
+        """Note that a program runs eagerly, once, at the line that first asks for compilation."""
+        self._compiled_at = self._compiled_at or self._location.place()
+        self._replace(
+            "torch.compile", "run eagerly", "what the compiled program takes", self._compiled_at
+        )
 
     def scripted(self) -> None:
         """Note that TorchScript runs, whose operations a card would fuse."""
-        self._replace("TorchScript", "run without fusion", "what the fused program takes")
+        self._replace(
+            "TorchScript",
+            "run without fusion",
+            "what the fused program takes",
+            self._location.place(),
+        )
 
-    def _replace(self, what: str, value: str, unknown: str) -> None:
-        source = self._location.place()
+    def _replace(self, what: str, value: str, unknown: str, source: Source | None) -> None:
         self._recorder.assume(what, value, f"{unknown} is not known", source)
         self._say((what, source), f"{what} is {value}: {unknown} is not known")
 
@@ -258,6 +266,7 @@ class Reads:
             GRAPHS_LEFT_OUT,
             "left out (`graphmem analyze` follows it)",
             "what its private pool keeps",
+            self._location.place(),
         )
 
     def broke(self) -> None:

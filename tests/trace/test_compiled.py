@@ -151,6 +151,18 @@ def test_with_no_compile_a_step_is_as_large_as_an_eager_one(
     assert "model.py" in assumed.source
 
 
+def test_no_compile_is_told_once(tmp_path: Path, run_graphmem: Callable[..., Outcome]) -> None:
+    """Megatron-LM decorates sixty functions when it is imported."""
+    script = tmp_path / "train.py"
+    functions = (f"@torch.compile\ndef scale_{n}(x): return {n} * x\n" for n in range(3))
+    script.write_text(f"import torch\n{''.join(functions)}")
+
+    outcome = run_graphmem("run", "--no-compile", str(script))
+
+    assert outcome.stderr.count("torch.compile is run eagerly") == 1
+    assert "train.py:2, 3 times)" in outcome.stderr
+
+
 @pytest.mark.parametrize(("decorated", "compiled"), ASKED)
 def test_without_triton_it_says_what_to_install(
     decorated: str,
