@@ -14,6 +14,7 @@ import dis
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -124,11 +125,14 @@ def while_loop_around(code: CodeType, offset: int) -> frozenset[int] | None:
 
 @_cached_by_code
 def _loops_of(code: CodeType) -> tuple[tuple[frozenset[int], bool], ...]:
-    """The instructions of each loop, and whether it is a `for` loop.
+    """The instructions of each loop with their caches, and whether it is a `for` loop.
 
     A jump back closes a loop if nothing but its target leads to it. From Python 3.12 on, what runs
     when a `with` or `try` catches an exception stands at the end of the function, and jumps back to
     what follows the statement.
+
+    `f_lasti` is in a cache while a called function in Python runs (`frame->prev_instr = next_instr
+    - 1` after `JUMPBY(INLINE_CACHE_ENTRIES_CALL)`, Python/ceval.c of 3.11).
     """
     names: dict[int, str] = {}
     jumps: dict[int, list[int]] = {}
@@ -148,8 +152,16 @@ def _loops_of(code: CodeType) -> tuple[tuple[frozenset[int], bool], ...]:
         elsewhere = _reached(following, 0, head)
         bodies = [_reached(leading, end, head) for end in ends if end not in elsewhere]
         if bodies:
-            loops.append((frozenset({head}.union(*bodies)), names[head] == "FOR_ITER"))
+            body = _with_caches({head}.union(*bodies), following)
+            loops.append((body, names[head] == "FOR_ITER"))
     return tuple(loops)
+
+
+def _with_caches(chosen: set[int], instructions: Iterable[int]) -> frozenset[int]:
+    """The code units of some instructions: each one's own, and those up to the next one."""
+    offsets = list(instructions)
+    units = (range(*pair, 2) for pair in pairwise([*offsets, offsets[-1] + 2]))
+    return frozenset(unit for part in units if part.start in chosen for unit in part)
 
 
 def _following(code: CodeType) -> dict[int, list[int]]:
