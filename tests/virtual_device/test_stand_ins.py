@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -156,6 +157,68 @@ def test_packed_sequences_pad_each_to_a_block() -> None:
         gradients = 3 * rows * heads * width * HALF
         scratch = -(-padded * FLOAT // 512) * 512 + padded * width * FLOAT
         assert extra_peak(before) == gradients + scratch
+
+
+def test_stacked_operands_have_stacked_gradients() -> None:
+    """`FlashAttnQKVPackedFunc` and `FlashAttnKVPackedFunc`: 40 wide, their kernels' scratch 64."""
+    rows, heads, width = 256, 8, 40
+    each, sums = rows * heads * width * HALF, rows * heads * FLOAT
+    scratch = sums + rows * heads * 64 * FLOAT
+    for stacked in (3, 2):
+        with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]) as gpu:
+            package = importlib.import_module("flash_attn")
+            name = "qkv" if stacked == 3 else "kv"
+            attend = getattr(package, f"flash_attn_{name}packed_func")
+            alone = [tensor(1, rows, heads, width) for _ in range(3 - stacked)]
+            last = tensor(1, rows, stacked, heads, width)
+            before = gpu.allocated
+            out = attend(*alone, last, causal=True)
+            assert gpu.allocated - before == each + sums + STATE  # views of the stacked are saved
+
+            gradient = torch.ones_like(out)
+            torch.cuda.reset_peak_memory_stats()
+            before = gpu.allocated
+            out.backward(gradient)
+            assert extra_peak(before) == 3 * each + scratch
+            assert last.grad is not None
+            assert last.grad.is_contiguous()
+
+
+def test_stacked_operands_of_packed_sequences_are_padded_in_width() -> None:
+    """`FlashAttnVarlenQKVPackedFunc`: 36 wide is padded to 40, and three copies are saved.
+
+    Each padded gradient is cut to 36, and autograd copies the cut view into `.grad`.
+    """
+    rows, heads = 512, 4
+    with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]) as gpu:
+        attend = importlib.import_module("flash_attn").flash_attn_varlen_qkvpacked_func
+        starts = torch.tensor([0, 256, 512], dtype=torch.int32, device="cuda")
+        qkv = tensor(rows, 3, heads, 36)
+        before = gpu.allocated
+        out = attend(qkv, starts, 256)
+        padded, sums = rows * heads * 40 * HALF, rows * heads * FLOAT
+        assert gpu.allocated - before == 3 * padded + padded + sums + STATE
+        out.backward(torch.ones_like(out))
+        assert qkv.grad is not None
+        assert qkv.grad.shape == qkv.shape
+
+        kv, q = tensor(rows, 2, 2, 64), tensor(rows, heads, 64)
+        attend = importlib.import_module("flash_attn").flash_attn_varlen_kvpacked_func
+        attend(q, kv, starts, starts, 256, 256, 0.0, None, True).sum().backward()
+        assert kv.grad is not None
+        assert kv.grad.shape == kv.shape
+
+
+def test_signatures_show_the_options_of_the_package() -> None:
+    """transformers passes what it finds there (modeling_flash_attention_utils.py)."""
+    with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]):
+        package: Any = importlib.import_module("flash_attn")
+        shown = list(inspect.signature(package.flash_attn_varlen_qkvpacked_func).parameters)
+        assert shown[:5] == ["qkv", "cu_seqlens", "max_seqlen", "dropout_p", "softmax_scale"]
+        assert shown[-2:] == ["deterministic", "return_attn_probs"]
+        assert "block_table" in inspect.signature(package.flash_attn_varlen_func).parameters
+        with pytest.raises(TypeError, match="scale"):
+            package.flash_attn_func(None, None, None, scale=1.0)
 
 
 def test_libraries_find_the_package_and_its_version() -> None:

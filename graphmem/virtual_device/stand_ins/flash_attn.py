@@ -10,7 +10,8 @@ Not covered: `flash_attn.layers`, `losses` and `ops`, which are Triton kernels i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature, signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,81 +27,129 @@ _INSTALL = (
     "FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE "
     "pip install flash-attn --no-deps --no-build-isolation"
 )
-_NO_WINDOW = (-1, -1)
 
 
 class _Attention(torch.autograd.Function):
-    """`FlashAttnFunc` and `FlashAttnVarlenFunc`.
+    """All six `Flash…Func` of the package.
 
-    `packed` has the cumulative lengths and the longest sequences; None for a dense batch.
+    `given` has queries, keys and values; the last of them may be stacked in one tensor (`KVPacked`,
+    `QKVPacked`), and so are their gradients. `lengths` has the cumulative lengths and the longest
+    of packed sequences (`Varlen`); None for a dense batch.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, calls: Any, packed: Any, options: Any) -> Any:
-        width = q.shape[-1]
-        q, k, v = (_padded(each) for each in (q, k, v))
-        dropout, window, softcap, slopes, _, returns = options
+    def forward(ctx: Any, calls: Any, lengths: Any, options: Any, *given: Any) -> Any:
+        q, k, v = (_padded(each) for each in _parts(given))
+        dropout, _, _, window, softcap, slopes, _, returns = options
+        operands = [_contiguous(each) for each in (q, k, v)]
         rest = (dropout, 0.0)
         window_and_more = (*window, softcap, returns and dropout > 0, None)
-        if packed is None:
-            args = (q, k, v, None, slopes, *rest, False, *window_and_more)
+        if lengths is None:
+            args = (*operands, None, slopes, *rest, False, *window_and_more)
             out, sums, probabilities, state = calls["fwd"](*args)
         else:
-            starts, starts_k, most, most_k = packed
-            args = (q, k, v, None, starts, starts_k, None, None, None, slopes, most, most_k, *rest)
-            found = calls["varlen_fwd"](*args, False, False, *window_and_more)
+            starts, starts_k, most, most_k = lengths
+            args = (*operands, None, starts, starts_k, None, None, None, slopes, most, most_k)
+            found = calls["varlen_fwd"](*args, *rest, False, False, *window_and_more)
             out, sums, probabilities, state = found
-        lengths = () if packed is None else packed[:2]
-        ctx.save_for_backward(q, k, v, out, sums, state, *lengths)
-        ctx.calls, ctx.packed, ctx.options = calls, packed and packed[2:], options
-        out = out[..., :width]
+        ctx.save_for_backward(q, k, v, out, sums, state, *(lengths or ())[:2])
+        ctx.calls, ctx.longest, ctx.options = calls, (lengths or ())[2:], options
+        ctx.stacked = _stacked(given)
+        out = out[..., : given[0].shape[-1]]
         return (out, sums, probabilities) if returns else out
 
     @staticmethod
     def backward(ctx: Any, dout: Any, *others: Any) -> Any:
         q, k, v, out, sums, state, *starts = ctx.saved_tensors
-        dropout, window, softcap, slopes, deterministic, _ = ctx.options
-        dq, dk, dv = (torch.empty_like(each) for each in (q, k, v))
-        args = (_padded(dout), q, k, v, out, sums, dq, dk, dv)
-        rest = (dropout, 0.0, False, *window, softcap, deterministic, None, state)
+        dropout, _, _, window, softcap, slopes, deterministic, _ = ctx.options
+        gradients = _gradients((q, k, v), ctx.stacked)
+        operands = [_contiguous(each) for each in (_padded(dout), q, k, v, out)]
+        args = (*operands, sums, *_parts(gradients), *starts, slopes, *ctx.longest, dropout, 0.0)
+        rest = (False, *window, softcap, deterministic, None, state)
         if not starts:
-            ctx.calls["bwd"](*args, slopes, *rest)
+            ctx.calls["bwd"](*args, *rest)
         else:
-            rest = (dropout, 0.0, False, False, *window, softcap, deterministic, None, state)
-            ctx.calls["varlen_bwd"](*args, *starts, slopes, *ctx.packed, *rest)
-        width = dout.shape[-1]
-        return (*(each[..., :width] for each in (dq, dk, dv)), *[None] * 3)
+            ctx.calls["varlen_bwd"](*args, False, *rest)
+        return (None, None, None, *(each[..., : dout.shape[-1]] for each in gradients))
+
+
+def _stacked(given: Sequence[torch.Tensor]) -> int:
+    """How many of queries, keys and values the last tensor has."""
+    return 4 - len(given)
+
+
+def _parts(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Queries, keys and values."""
+    *alone, last = given
+    if len(given) == 3:
+        return given
+    return [*alone, *(last.select(-3, i).detach() for i in range(_stacked(given)))]
+
+
+def _gradients(operands: Sequence[torch.Tensor], stacked: int) -> list[torch.Tensor]:
+    """The gradients of queries, keys and values, the last of them stacked as they were given."""
+    if stacked == 1:
+        return [torch.empty_like(each) for each in operands]
+    *outer, heads, width = operands[-1].shape
+    alone = [torch.empty_like(each) for each in operands[:-stacked]]
+    return [*alone, operands[-1].new_empty((*outer, stacked, heads, width))]
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
-    """`maybe_contiguous`, after padding the width to a multiple of 8."""
+    """The width padded to a multiple of 8."""
     over = tensor.shape[-1] % 8
-    tensor = F.pad(tensor, [0, 8 - over]) if over else tensor
+    return F.pad(tensor, [0, 8 - over]) if over else tensor
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """`maybe_contiguous`."""
     return tensor.contiguous() if tensor.stride(-1) != 1 else tensor
+
+
+def _options(
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Any = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> tuple[Any, ...]:
+    """What all functions take after their tensors and lengths."""
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    return *options, deterministic, return_attn_probs
+
+
+def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Show the options in a function's signature: libraries look there for what they may pass."""
+    kinds = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    own = [each for each in signature(function).parameters.values() if each.kind not in kinds]
+    shown = sorted((*own, *signature(_options).parameters.values()), key=lambda each: each.kind)
+    vars(function)["__signature__"] = Signature(shown)
+    return function
 
 
 def _interface(gpu: Gpu) -> dict[str, Any]:
     calls = kernels(gpu)
 
-    def attend(q: Any, k: Any, v: Any, packed: Any, options: Any) -> Any:
-        return _Attention.apply(q, k, v, calls, packed, options)  # type: ignore[no-untyped-call]
+    def attend(given: Any, lengths: Any, *rest: Any, **named: Any) -> Any:
+        options = _options(*rest, **named)
+        return _Attention.apply(calls, lengths, options, *given)  # type: ignore[no-untyped-call]
 
-    def flash_attn_func(
-        q: Any,
-        k: Any,
-        v: Any,
-        dropout_p: float = 0.0,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: Any = _NO_WINDOW,
-        softcap: float = 0.0,
-        alibi_slopes: Any = None,
-        deterministic: bool = False,
-        return_attn_probs: bool = False,
-    ) -> Any:
-        options = (dropout_p, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-        return attend(q, k, v, None, options)
+    @_with_options
+    def flash_attn_func(q: Any, k: Any, v: Any, *rest: Any, **named: Any) -> Any:
+        return attend((q, k, v), None, *rest, **named)
 
+    @_with_options
+    def flash_attn_kvpacked_func(q: Any, kv: Any, *rest: Any, **named: Any) -> Any:
+        return attend((q, kv), None, *rest, **named)
+
+    @_with_options
+    def flash_attn_qkvpacked_func(qkv: Any, *rest: Any, **named: Any) -> Any:
+        return attend((qkv,), None, *rest, **named)
+
+    @_with_options
     def flash_attn_varlen_func(
         q: Any,
         k: Any,
@@ -109,32 +158,50 @@ def _interface(gpu: Gpu) -> dict[str, Any]:
         cu_seqlens_k: Any,
         max_seqlen_q: int,
         max_seqlen_k: int,
-        dropout_p: float = 0.0,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: Any = _NO_WINDOW,
-        softcap: float = 0.0,
-        alibi_slopes: Any = None,
-        deterministic: bool = False,
-        return_attn_probs: bool = False,
+        *rest: Any,
         block_table: Any = None,
+        **named: Any,
     ) -> Any:
         if block_table is not None:
             what = "flash_attn_varlen_func with a block_table"
             raise NoStandInPartError("flash_attn", what, _INSTALL)
-        packed = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        options = (dropout_p, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-        return attend(q, k, v, packed, options)
+        lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        return attend((q, k, v), lengths, *rest, **named)
 
-    refused = ("qkvpacked", "kvpacked", "varlen_qkvpacked", "varlen_kvpacked", "with_kvcache")
-    names = [f"flash_attn_{each}{'' if 'cache' in each else '_func'}" for each in refused]
-    names += [f"_flash_attn_{each}" for each in ("forward", "backward")]
-    names += [f"_flash_attn_varlen_{each}" for each in ("forward", "backward")]
-    return {
-        "flash_attn_func": flash_attn_func,
-        "flash_attn_varlen_func": flash_attn_varlen_func,
-        **lacking("flash_attn", names, _INSTALL),
-    }
+    @_with_options
+    def flash_attn_varlen_kvpacked_func(
+        q: Any,
+        kv: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        *rest: Any,
+        **named: Any,
+    ) -> Any:
+        lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        return attend((q, kv), lengths, *rest, **named)
+
+    @_with_options
+    def flash_attn_varlen_qkvpacked_func(
+        qkv: Any, cu_seqlens: Any, max_seqlen: int, *rest: Any, **named: Any
+    ) -> Any:
+        lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+        return attend((qkv,), lengths, *rest, **named)
+
+    functions = [
+        flash_attn_func,
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+    ]
+    refused = ["flash_attn_with_kvcache"]
+    refused += [f"_flash_attn_{each}" for each in ("forward", "backward")]
+    refused += [f"_flash_attn_varlen_{each}" for each in ("forward", "backward")]
+    given = {each.__name__: each for each in functions}
+    return {**given, **lacking("flash_attn", refused, _INSTALL)}
 
 
 def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
