@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,15 +22,8 @@ def clip_tensors_by_global_norm(input_tensors, max_norm=1.0, global_norm=None, m
 
 
 @pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "deepspeed" / "runtime"
-    package.mkdir(parents=True)
-    for folder in (package.parent, package):
-        (folder / "__init__.py").touch()
-    (package / "utils.py").write_text(UTILS)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [each for each in sys.modules if each.split(".")[0] == "deepspeed"]:
-        monkeypatch.delitem(sys.modules, name)
+def library(make_module: Callable[[str, str], None]) -> None:
+    make_module("deepspeed.runtime.utils", UTILS)
 
 
 @pytest.mark.usefixtures("library")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,15 +27,8 @@ class ModelCheckpoint:  # decides as lightning/pytorch/callbacks/model_checkpoin
 
 
 @pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "pytorch_lightning" / "callbacks"
-    package.mkdir(parents=True)
-    for folder in (package.parent, package):
-        (folder / "__init__.py").touch()
-    (package / "model_checkpoint.py").write_text(CHECKPOINT)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [each for each in sys.modules if each.startswith("pytorch_lightning")]:
-        monkeypatch.delitem(sys.modules, name)
+def library(make_module: Callable[[str, str], None]) -> None:
+    make_module("pytorch_lightning.callbacks.model_checkpoint", CHECKPOINT)
 
 
 @pytest.mark.usefixtures("library")
