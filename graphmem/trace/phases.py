@@ -66,8 +66,12 @@ class Phases:
         """
         if self.running is not PhaseName.OPTIMIZER:
             return False
-        has_stepped = self.pending is None and self._stepped_at >= self._graph.phases[-1].start
-        return self._steps_running > 0 or not has_stepped
+        return self._steps_running > 0 or not (self.pending is None and self._has_stepped)
+
+    @property
+    def _has_stepped(self) -> bool:
+        """Whether an optimizer has stepped in the last phase."""
+        return self._stepped_at >= self._graph.phases[-1].start
 
     def mark(self, name: str) -> None:
         """Mark the current tick by name."""
@@ -83,8 +87,8 @@ class Phases:
         """Begin another forward phase of the same iteration, where the last pass has ended."""
         self.pending = None
         phase = self._graph.phases[-1]
-        has_stepped = self._steps_running > 0 or self._stepped_at >= phase.start
-        if phase.name is PhaseName.OPTIMIZER and not has_stepped:
+        is_updated = self._steps_running > 0 or self._has_stepped
+        if phase.name is PhaseName.OPTIMIZER and not is_updated:
             phase.name = PhaseName.FORWARD
             self.passes += 1
         else:
@@ -103,7 +107,7 @@ class Phases:
             return
         phase = self._graph.phases[-1]
         if phase.name is PhaseName.OPTIMIZER:
-            if self._stepped_at >= phase.start:
+            if self._has_stepped:
                 self._split(self._stepped_at)
             else:
                 phase.name = PhaseName.FORWARD
