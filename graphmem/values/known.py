@@ -290,9 +290,7 @@ class KnownValues(HeldValues):
 
     def _write(self, plan: ValuePlan, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         targets = list(_tensors(_argument(args, kwargs, place) for place in plan.writes))
-        for target in targets:
-            if target.layout is torch.strided:
-                self._sums.forget(target.untyped_storage())
+        self._sums.forget_written(targets)
         was_known = any(self.saved(target) is not None for target in targets)
         if not was_known and not (plan.overwrites and isinstance(targets[0], FakeTensor)):
             for target in targets:  # nothing is known of it, nor will be

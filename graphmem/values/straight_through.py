@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -82,8 +83,15 @@ class StraightThrough:
                     return _ROUNDED, each.known.tensor, each.known.basis
         return None
 
+    def forget_written(self, targets: Iterable[torch.Tensor]) -> None:
+        """Forget the sums of tensors that are written into."""
+        if self._sums:  # most programs have none
+            for target in targets:
+                if target.layout is torch.strided:
+                    self.forget(target.untyped_storage())
+
     def forget(self, memory: torch.UntypedStorage) -> None:
-        """Forget the sums of what is written into."""
+        """Forget the sums of some memory."""
         written = [each.place.is_in(memory) or each.unknown.is_in(memory) for each in self._sums]
         if any(written):
             kept = (
