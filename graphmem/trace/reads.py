@@ -182,14 +182,10 @@ class Reads:
 
     def scripted(self) -> None:
         """Note that TorchScript runs, whose operations a card would fuse."""
-        self._replace(
-            "TorchScript",
-            "run without fusion",
-            "what the fused program takes",
-            self._location.place(),
-        )
+        self._replace("TorchScript", "run without fusion", "what the fused program takes")
 
-    def _replace(self, what: str, value: str, unknown: str, source: Source | None) -> None:
+    def _replace(self, what: str, value: str, unknown: str, source: Source | None = None) -> None:
+        source = source or self._location.place()
         self._recorder.assume(what, value, f"{unknown} is not known", source)
         self._say((what, source), f"{what} is {value}: {unknown} is not known")
 
@@ -266,7 +262,6 @@ class Reads:
             GRAPHS_LEFT_OUT,
             "left out (`graphmem analyze` follows it)",
             "what its private pool keeps",
-            self._location.place(),
         )
 
     def broke(self) -> None:
