@@ -86,9 +86,10 @@ def _warm_up(testers: Path | None) -> None:
     import torch
 
     from tools.model_zoo import measuring  # noqa: F401
-    from tools.model_zoo.transformers_models import shared_testers
 
     if testers is not None:
+        from tools.model_zoo.transformers_models import shared_testers
+
         shared_testers(testers)
 
     torch.set_num_threads(1)
