@@ -11,21 +11,16 @@ test.
 from __future__ import annotations
 
 import dis
-import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import CodeType
-from typing import Any, TypeVar
+from typing import Any
 
-_Result = TypeVar("_Result")
+from graphmem.trace.bytecode import cached_by_code, reached, successors
 
 _COMPARES = frozenset({"COMPARE_OP", "CONTAINS_OP", "IS_OP"})
 _ASKS = frozenset({"CALL", "CALL_FUNCTION_EX", "CALL_KW", "LOAD_ATTR", "LOAD_METHOD"})
-_LEAVES = frozenset(
-    {"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
-    | {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
-)
 _CATCHES = frozenset({"CHECK_EXC_MATCH", "CHECK_EG_MATCH"})
 
 
@@ -53,21 +48,7 @@ class Tests:
         return self.sized.union(*(self.set_by.get(flag, frozenset()) for flag in flags))
 
 
-def _cached_by_code(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Cache by the identity of the code: Dynamo's may have constants that cannot be hashed."""
-    found: dict[tuple[Hashable, ...], tuple[CodeType, _Result]] = {}
-
-    @functools.wraps(function)
-    def call(code: CodeType, *loop: frozenset[int]) -> _Result:
-        key = (id(code), *loop)
-        if key not in found:
-            found[key] = code, function(code, *loop)
-        return found[key][1]
-
-    return call
-
-
-@_cached_by_code
+@cached_by_code
 def tests_of(code: CodeType, loop: frozenset[int]) -> Tests:
     """The tests of a loop, given as its instructions."""
     lines: dict[int | None, list[dis.Instruction]] = {}
@@ -123,7 +104,7 @@ def while_loop_around(code: CodeType, offset: int) -> frozenset[int] | None:
     return None if is_for else loop
 
 
-@_cached_by_code
+@cached_by_code
 def _loops_of(code: CodeType) -> tuple[tuple[frozenset[int], bool], ...]:
     """The instructions of each loop with their caches, and whether it is a `for` loop.
 
@@ -149,8 +130,8 @@ def _loops_of(code: CodeType) -> tuple[tuple[frozenset[int], bool], ...]:
             leading[successor].append(offset)
     loops = []
     for head, ends in jumps.items():
-        elsewhere = _reached(following, 0, head)
-        bodies = [_reached(leading, end, head) for end in ends if end not in elsewhere]
+        elsewhere = reached(following, 0, head)
+        bodies = [reached(leading, end, head) for end in ends if end not in elsewhere]
         if bodies:
             body = _with_caches({head}.union(*bodies), following)
             loops.append((body, names[head] == "FOR_ITER"))
@@ -166,28 +147,9 @@ def _with_caches(chosen: set[int], instructions: Iterable[int]) -> frozenset[int
 
 def _following(code: CodeType) -> dict[int, list[int]]:
     """The instructions that may run after each one, with those that catch its exceptions."""
+    following = successors(code)
     bytecode: Any = dis.Bytecode(code)  # typeshed does not know its exception table
-    instructions = list(bytecode)
-    following: dict[int, list[int]] = {}
-    for each, successor in zip(instructions, [*instructions[1:], None], strict=True):
-        after = following[each.offset] = []
-        if successor is not None and each.opname not in _LEAVES:
-            after.append(successor.offset)
-        if each.opcode in dis.hasjrel:
-            after.append(each.argval)
     for start, end, catch, *_ in bytecode.exception_entries:
         for offset in following.keys() & range(start, end):
             following[offset].append(catch)
     return following
-
-
-def _reached(ways: Mapping[int, Iterable[int]], start: int, avoided: int) -> set[int]:
-    """Where the ways lead from an instruction without the avoided one."""
-    reached: set[int] = set()
-    ahead = [start]
-    while ahead:
-        offset = ahead.pop()
-        if offset != avoided and offset not in reached:
-            reached.add(offset)
-            ahead.extend(ways[offset])
-    return reached

@@ -2,7 +2,8 @@
 
 (1) A known value is returned as it is; this is not an assumption.
 (2) Otherwise `--assume` may give a value for the variable or the line.
-(3) Otherwise a rule may assume a value, and the report lists it.
+(3) Otherwise a rule may assume a value, and the report lists it. A bool is what the program needs
+    to go on, if it raises an error otherwise (`checks`).
 (4) Otherwise a single number is 1.0 or the integer 0, and several numbers are zeros. A bool that
     nothing covers is an error, because the program would branch on it.
 """
@@ -21,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem import constructors
 from graphmem.compiled_code import GRAPHS_LEFT_OUT, PADDING
 from graphmem.graph import Source
+from graphmem.trace.checks import passing_value
 from graphmem.trace.compiled.padding import Product, is_faster_padded
 from graphmem.trace.location import Location
 from graphmem.trace.loops import Loops
@@ -116,17 +118,29 @@ class Reads:
             return _item(known.tensor)
         source, name = self._location.place(), self._name(tensor)
         chosen = self._chosen(name, source)
+        if chosen is None and tensor.dtype == torch.bool:
+            return self._truth(tensor, known, source)
         if chosen is None and known is not None:
             self.use(known.basis)
             return _item(known.tensor)
-        if chosen is None and tensor.dtype == torch.bool:
-            answer = self._answer(tensor)
-            if answer is None:
-                self._refuse_branch(source)
-            return answer
         number = _as(tensor.dtype, _default(tensor.dtype) if chosen is None else chosen)
         self._assume(name or "a value", str(number), name, source)
         return number
+
+    def _truth(
+        self, tensor: FakeTensor, known: KnownTensor | None, source: Source | None
+    ) -> bool | int | float | complex:
+        passing = passing_value(self._location.frames())
+        if known is not None and passing in (None, _item(known.tensor)):
+            self.use(known.basis)
+            return _item(known.tensor)
+        answer = self._answer(tensor) if passing is None else passing
+        if answer is None:
+            self._refuse_branch(source)
+        if passing is not None:
+            self._recorder.assume("a check", "it passes", WHY, source)
+            self._say(("a check", source), "assuming that a check passes")
+        return answer
 
     def on_host(self, tensor: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
         """A real tensor with the shape and dtype of `tensor`, holding the values of `copied`."""

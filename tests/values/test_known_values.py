@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import graphmem
-from graphmem import TrainingStep
 from graphmem.errors import InputError
-from graphmem.gpus import find_gpu
-from graphmem.graph import StepGraph
-from graphmem.trace import TraceOptions, trace
 from graphmem.trace.loop_tests import while_loop_around
 from graphmem.trace.messages import BranchOnValueError, EndlessLoopError, StrictError
-
-Program = Callable[[torch.device], Any]
-
-
-def on_card(program: Program, **options: Any) -> tuple[Any, StepGraph]:
-    """A program's result on the virtual card, and the graph of its trace."""
-    returned: list[Any] = []
-    step = TrainingStep(step=lambda: returned.append(program(torch.device("cuda"))))
-    graph = trace(lambda: step, gpu=find_gpu("a100-80gb"), options=TraceOptions(steps=1, **options))
-    return returned[0], graph
+from tests.support.card_programs import Program, on_card
 
 
 def of_masks(device: torch.device) -> Any:

@@ -1,0 +1,62 @@
+"""The truth value with which a program goes on, where the other one raises an error.
+
+Read off the bytecode: a conditional jump uses what is read, and everything that its one way leads
+to ends in `raise`, as after `assert` and `if …: raise`.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterable, Mapping
+from types import CodeType, FrameType
+
+from graphmem.frames import Origin, origin_of
+from graphmem.trace.bytecode import cached_by_code, reached, successors
+
+_BETWEEN = frozenset({"CACHE", "TO_BOOL", "EXTENDED_ARG", "NOT_TAKEN"})
+"""What may stand between a read and its jump, or behind that: `TO_BOOL` from Python 3.13 on."""
+_GOES_ON = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RERAISE"})
+_ENDS_A_LOOP = frozenset({"StopIteration", "StopAsyncIteration"})
+
+
+def passing_value(frames: Iterable[FrameType]) -> bool | None:
+    """The value that the program needs where it is reading; None if it goes on with either.
+
+    Args:
+        frames: those of the stack, innermost first.
+    """
+    for frame in frames:
+        if origin_of(frame.f_code.co_filename) is not Origin.GRAPHMEM:
+            return _passing(frame.f_code, frame.f_lasti)
+    return None
+
+
+@cached_by_code
+def _passing(code: CodeType, offset: int) -> bool | None:
+    instructions = {each.offset: each for each in dis.get_instructions(code)}
+    reading = max(each for each in instructions if each <= offset)  # else a cache of its own
+    here, *later = (
+        each
+        for each in instructions.values()
+        if each.offset >= reading and each.opname not in _BETWEEN
+    )
+    jump = here if "JUMP" in here.opname else later[0]  # until Python 3.12 the jump itself may read
+    if "POP_JUMP" not in jump.opname or not jump.opname.endswith(("_TRUE", "_FALSE")):
+        return None
+    ways = successors(code)
+    if_not, if_so = (_raises(instructions, ways, way) for way in ways[jump.offset])
+    if jump.opname.endswith("_FALSE"):
+        if_not, if_so = if_so, if_not
+    return None if if_not == if_so else if_not
+
+
+def _raises(
+    instructions: Mapping[int, dis.Instruction], ways: Mapping[int, Iterable[int]], start: int
+) -> bool:
+    """Whether all that an instruction leads to ends in `raise`, and no iterator is at its end."""
+    return all(
+        offset >= start
+        and instructions[offset].opname not in _GOES_ON
+        and str(instructions[offset].argval) not in _ENDS_A_LOOP
+        for offset in reached(ways, start)
+    )
