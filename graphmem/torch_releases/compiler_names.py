@@ -99,6 +99,12 @@ COMPILER_NAMES = (
         "hiding graphmem's hooks from the compiler",
         _COMPILED,
     ),
+    Names(
+        "torch.optim.optimizer",
+        "_global_optimizer_pre_hooks _global_optimizer_post_hooks",
+        "hiding graphmem's hooks from graphs that may not break",
+        _COMPILED,
+    ),
     Names("torch._guards.Guard", "create", "guards of hidden hooks", _COMPILED),
     Names("torch._functorch.aot_autograd", "process_inputs", "the compiler's inputs", _COMPILED),
     *(

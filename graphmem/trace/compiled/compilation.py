@@ -23,6 +23,7 @@ from graphmem.trace.compiled import (
     inductor,
     kernel_loops,
     kernel_values,
+    steps,
 )
 from graphmem.trace.compiled.kernel_loops import KernelCall, KernelCalls
 from graphmem.trace.compiled.origins import Origins, buffers_of
@@ -104,7 +105,7 @@ class Compilation:
 
     def _entrances(self) -> list[Replacement]:
         found: list[Replacement] = [
-            (torch, "compile", self._first(torch.compile)),
+            (torch, "compile", self._noting_steps(self._first(torch.compile))),
             (torch.export, "export", self._exporting(torch.export.export)),
         ]
         frames = sys.modules.get(_FRAMES)
@@ -128,6 +129,14 @@ class Compilation:
             return compile_(*args, **kwargs)
 
         return switch_on_and_compile
+
+    def _noting_steps(self, compile_: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(compile_)
+        def compile_and_note(*args: Any, fullgraph: bool = False, **kwargs: Any) -> Any:
+            compiled = compile_(*args, fullgraph=fullgraph, **kwargs)
+            return steps.between_hooks(args[0], compiled) if fullgraph and args else compiled
+
+        return compile_and_note
 
     def _exporting(self, export: Callable[..., Any]) -> Callable[..., Any]:
         unwatched = self._unwatched.running(export)

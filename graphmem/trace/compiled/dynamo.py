@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import inspect
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 import torch.nn.modules.module as module_hooks
 from torch._guards import Guard, TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim import optimizer as optimizers
 
 from graphmem.frames import Origin, origin_of
 from graphmem.torch_releases import installed_release
@@ -38,6 +40,7 @@ _WITH_FUNCTIONS = (
     *(functools.cached_property, functools.partial, functools._lru_cache_wrapper),
 )
 """Kinds of objects in which a module's functions may be."""
+_OF_STEPS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 _HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", *_FORWARD)
 
 
@@ -59,7 +62,7 @@ def replacements(unwatched: Unwatched, savings: Savings) -> list[Replacement]:
         (
             frames,
             "_compile",
-            unwatched.running(_hiding_hooks(savings.noting_breaks(frames._compile))),
+            unwatched.running(savings.noting_breaks(_hiding_hooks(frames._compile))),
         ),
         # A backward pass may not be compiled until it first runs.
         (compile_fx, "_compile_fx_inner", unwatched.running(compile_fx._compile_fx_inner)),
@@ -231,7 +234,11 @@ def _is_in(rules: dict[Any, Any], function: Any) -> bool:
 
 def without_own_hooks() -> list[Replacement]:
     """What an export sees: its `get_traced_fn` (convert_frame.py) traces hooks of modules, too."""
-    return [(module_hooks, name, _without_own(getattr(module_hooks, name))) for name in _FORWARD]
+    return _without(module_hooks, _FORWARD)
+
+
+def _without(module: Any, names: Iterable[str]) -> list[Replacement]:
+    return [(module, name, _without_own(getattr(module, name))) for name in names]
 
 
 def _hiding_hooks(compile_: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,18 +246,25 @@ def _hiding_hooks(compile_: Callable[..., Any]) -> Callable[..., Any]:
 
     With one it inlines `_call_impl`, whose closure makes arguments inputs of the graph sooner
     (torch/_dynamo/variables/nn_module.py). If the program has hooks too, guards compare the lists.
+
+    The hooks of optimizers' steps break graphs, so they are hidden where none may break.
     """
+    parameters = inspect.signature(compile_)
 
     @functools.wraps(compile_)
     def compile_without_hooks(*args: Any, **kwargs: Any) -> Any:
-        hidden = [] if _has_any_global_hook() else [*without_own_hooks(), _unguarded_hooks()]
-        with replaced(hidden):
+        hidden: dict[str, Replacement] = {}
+        if not _has_any_global_hook():
+            hidden |= zip(_FORWARD, without_own_hooks(), strict=True)
+        if parameters.bind(*args, **kwargs).arguments["one_graph"]:
+            hidden |= zip(_OF_STEPS, _without(optimizers, _OF_STEPS), strict=True)
+        with replaced([*hidden.values(), _unguarded(hidden)]):
             return compile_(*args, **kwargs)
 
     return compile_without_hooks
 
 
-def _unguarded_hooks() -> Replacement:
+def _unguarded(hidden: Iterable[str]) -> Replacement:
     """Compiled code that read the empty lists must not ask whether they still are.
 
     Dynamo inlines `_call_impl` of a module with hooks of its own, as those of `parallelize_module`,
@@ -259,18 +273,19 @@ def _unguarded_hooks() -> Replacement:
     create = Guard.create
 
     def create_unless_hidden(guard: Guard, builder: Any) -> Any:
-        is_hidden = any(f".{each}" in guard.name for each in _FORWARD)
+        is_hidden = any(f".{each}" in guard.name for each in hidden)
         return None if is_hidden else create(guard, builder)
 
     return Guard, "create", create_unless_hidden
 
 
 def _without_own(hooks: dict[int, Any]) -> OrderedDict[int, Any]:
-    return OrderedDict(
-        (number, hook)
-        for number, hook in hooks.items()
-        if not str(hook.__module__).startswith("graphmem.")
-    )
+    return OrderedDict((number, hook) for number, hook in hooks.items() if not is_own_hook(hook))
+
+
+def is_own_hook(hook: Any) -> bool:
+    """Whether a hook is graphmem's."""
+    return str(hook.__module__).startswith("graphmem.")
 
 
 def _has_any_global_hook() -> bool:
