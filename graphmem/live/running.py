@@ -15,7 +15,7 @@ from graphmem.live.session import EnoughSteps
 from graphmem.live.started_processes import noting_processes, what_it_started
 from graphmem.time_limit import time_limit
 from graphmem.user_errors import hint_of, place_of
-from graphmem.virtual_device.stand_ins import stand_in_for
+from graphmem.virtual_device.stand_ins import asks_for_what_is_gone, stand_in_for
 
 INTERRUPTED = 130
 _LONGEST = 300
@@ -122,6 +122,9 @@ def _print_error(error: BaseException) -> None:
 
 def _hint(error: BaseException, gpu: VirtualGpu) -> str:
     stand_in = stand_in_for(error)
+    if stand_in is not None and asks_for_what_is_gone(error, stand_in):
+        release = f"{stand_in.distribution} {stand_in.version}"
+        return f"{release} no longer has that module, nor has its stand-in"
     if stand_in is not None and stand_in not in gpu.stand_ins:
         return f"--stand-in {stand_in.distribution} stands in for it"
     if stand_in is not None and isinstance(error, ModuleNotFoundError) and stand_in.install:

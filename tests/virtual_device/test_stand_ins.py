@@ -106,6 +106,44 @@ def test_flash_attention_3_pads_each_packed_sequence_to_a_tile() -> None:
         assert extra_peak(before) == gradients + 2 * sums + in_float32 + semaphore
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("size", [(3, 8), (24,)], ids=["stacked", "in a row"])
+def test_flash_attention_3_has_one_gradient_of_packed_operands(
+    size: tuple[int, ...], compiled: bool
+) -> None:
+    """`FlashAttnQKVPackedFunc`; 8 heads of each, 64 wide: two row sums in float32."""
+    each, sums = 2 * 256 * 8 * 64, 2 * 8 * 256 * FLOAT
+    with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]) as gpu:
+        attend = importlib.import_module("flash_attn_interface").flash_attn_qkvpacked_func
+
+        def attention(qkv: Any) -> Any:
+            return attend(qkv, causal=True, num_heads_q=None if len(size) == 2 else 8)
+
+        attention = torch.compile(attention, fullgraph=True) if compiled else attention
+        qkv = tensor(2, 256, *size, 64)
+        before = gpu.allocated
+        out = attention(qkv)
+        assert gpu.allocated - before == each * HALF + sums
+
+        gradient = torch.ones_like(out)
+        torch.cuda.reset_peak_memory_stats()
+        before = gpu.allocated
+        out.backward(gradient)
+        in_float32, semaphore = each * FLOAT, 512
+        assert extra_peak(before) == 3 * each * HALF + 2 * sums + in_float32 + semaphore
+        assert qkv.grad is not None
+        assert qkv.grad.shape == qkv.shape
+
+
+def test_flash_attention_3_has_no_gradient_in_chunks() -> None:
+    """Its backward pass asserts so."""
+    with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]):
+        module = importlib.import_module("flash_attn_interface")
+        q = tensor(1, 64, 2, 64)
+        with pytest.raises(AssertionError, match="attention_chunk"):
+            module.flash_attn_func(q, q, q, attention_chunk=32).sum().backward()
+
+
 def test_flash_attention_3_is_one_operator_of_a_compiled_graph() -> None:
     with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]):
         attend = importlib.import_module("flash_attn_interface").flash_attn_func
@@ -299,6 +337,22 @@ def test_a_module_that_a_stand_in_lacks_is_told_with_what_has_it(
     done = run_graphmem("run", "--stand-in", "flash_attn", "train.py")
     assert "No module named 'flash_attn.layers'; the stand-in lacks it" in done.stderr
     assert "pip install flash-attn --no-deps" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--stand-in", "flash_attn")])
+def test_a_module_of_an_earlier_release_is_told_to_be_one(
+    options: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run_graphmem: Callable[..., Outcome],
+) -> None:
+    """flash-attn 2 has no `flash_attention.py`: a stand-in or an installation would not help."""
+    (tmp_path / "train.py").write_text("from flash_attn.flash_attention import FlashAttention")
+    monkeypatch.chdir(tmp_path)
+    done = run_graphmem("run", *options, "train.py")
+    assert "; flash_attn 2.8.3 no longer has that module, nor has its stand-in" in done.stderr
+    assert "stands in for it" not in done.stderr
+    assert "pip install" not in done.stderr
 
 
 def test_a_package_whose_import_fails_is_told_so_unless_it_is_stood_in_for(

@@ -13,6 +13,7 @@ nothing.
 
 from __future__ import annotations
 
+import dis
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +23,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder, EntryPoint, entry_points
 from pathlib import Path
 from traceback import walk_tb
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from graphmem.gpus import Gpu
@@ -44,6 +45,7 @@ class StandIn:
         oldest: the first release whose Python part calls the stand-in's kernels as they are.
         install: the command that installs the package's Python part without its kernels.
         around: a context that is open while the modules can be imported.
+        gone: modules of earlier releases that `version` has not.
     """
 
     distribution: str
@@ -53,6 +55,7 @@ class StandIn:
     oldest: str = "0"
     install: str | None = None
     around: Callable[[], AbstractContextManager[None]] = nullcontext
+    gone: frozenset[str] = frozenset()
 
 
 def find(names: Iterable[str]) -> list[StandIn]:
@@ -81,6 +84,22 @@ def stand_in_for(error: BaseException) -> StandIn | None:
         if package in known:
             return known[package].load()  # type: ignore[no-any-return]
     return None
+
+
+def asks_for_what_is_gone(error: BaseException, stand_in: StandIn) -> bool:
+    """Whether the module that was missing is one that later releases of the package have not."""
+    if not isinstance(error, ModuleNotFoundError):
+        return False
+    return not stand_in.gone.isdisjoint((error.name, *_import_statements(error.__traceback__)))
+
+
+def _import_statements(trace: TracebackType | None) -> Iterator[str]:
+    """The modules that import statements of a traceback name: a missing parent's error does not."""
+    while trace is not None:
+        for each in dis.get_instructions(trace.tb_frame.f_code):
+            if each.offset == trace.tb_lasti and each.opname == "IMPORT_NAME":
+                yield each.argval
+        trace = trace.tb_next
 
 
 def _importing(error: BaseException) -> Iterator[str]:

@@ -224,4 +224,5 @@ STAND_IN = StandIn(
     modules=_modules,
     oldest="2.7.0",
     install=_INSTALL,
+    gone=frozenset({"flash_attn.flash_attention"}),  # of version 1
 )

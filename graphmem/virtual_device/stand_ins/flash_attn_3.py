@@ -6,8 +6,8 @@ rules, so that Dynamo, AOTAutograd and Inductor treat them like the package's
 in passes/kernels/flash_attention_3.py. `kernels.get_kernel` returns the module to programs that
 would otherwise download it from a hub.
 
-Not covered: `flash_attn_qkvpacked_func`, and functions for generation (`flash_attn_with_kvcache`,
-`flash_attn_combine`, scheduler metadata).
+Not covered: functions for generation (`flash_attn_with_kvcache`, `flash_attn_combine`, scheduler
+metadata).
 """
 
 from __future__ import annotations
@@ -179,12 +179,14 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, sums, starts, starts_k, used, used_k)
         ctx.longest = longest
         ctx.longest_k = longest_k
+        ctx.chunk = chunk
         ctx.options = (scale, causal, window[0], window[1], softcap, deterministic, margin)
         return (out, sums) if returns_sums else out
 
     @staticmethod
     def backward(ctx: Any, dout: Any, *others: Any) -> Any:
         q, k, v, out, sums, starts, starts_k, used, used_k = ctx.saved_tensors
+        _check_chunk(ctx.chunk)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         torch.ops.flash_attn_3._flash_attn_backward(
             dout,
@@ -206,6 +208,99 @@ class _Attention(torch.autograd.Function):
         )
         dq, dk, dv = (dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dv[..., : v.shape[-1]])
         return (dq, dk, dv, *[None] * 18)
+
+
+class _PackedAttention(torch.autograd.Function):
+    """`FlashAttnQKVPackedFunc`: one tensor holds queries, keys and values, and so its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Any,
+        scale: Any,
+        causal: Any,
+        descales: Any,
+        window: Any,
+        chunk: Any,
+        softcap: Any,
+        deterministic: Any,
+        query_heads: Any,
+        margin: Any,
+        returns_sums: Any,
+    ) -> Any:
+        scale = qkv.shape[-1] ** (-0.5) if scale is None else scale
+        q, k, v = _unpacked(qkv, query_heads)
+        out, sums, *_rest = torch.ops.flash_attn_3._flash_attn_forward(
+            q,
+            k,
+            v,
+            q_descale=descales[0],
+            k_descale=descales[1],
+            v_descale=descales[2],
+            softmax_scale=scale,
+            causal=causal,
+            window_size_left=window[0],
+            window_size_right=window[1],
+            attention_chunk=chunk,
+            softcap=softcap,
+            sm_margin=margin,
+        )
+        ctx.save_for_backward(q, k, v, out, sums)
+        ctx.size = qkv.shape
+        ctx.query_heads = query_heads
+        ctx.chunk = chunk
+        ctx.options = (scale, causal, window[0], window[1], softcap, deterministic, margin)
+        return (out, sums) if returns_sums else out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, *others: Any) -> Any:
+        q, k, v, out, sums = ctx.saved_tensors
+        _check_chunk(ctx.chunk)
+        gradient = torch.empty(ctx.size, dtype=q.dtype, device=q.device)
+        parts = _unpacked(gradient, ctx.query_heads)
+        absent = [None] * 6
+        torch.ops.flash_attn_3._flash_attn_backward(
+            dout, q, k, v, out, sums, *absent, *parts, *ctx.options
+        )
+        return (gradient[..., : dout.shape[-1]], *[None] * 10)
+
+
+def _unpacked(qkv: Any, query_heads: int | None) -> Any:
+    """Queries, keys and values: stacked, or with `query_heads` one after another in the heads."""
+    if qkv.dim() == 5:
+        assert qkv.shape[-3] == 3
+        return qkv.unbind(dim=-3)
+    assert qkv.dim() == 4
+    assert query_heads is not None
+    heads = (qkv.shape[2] - query_heads) // 2
+    assert heads * 2 + query_heads == qkv.shape[2]
+    return qkv.split([query_heads, heads, heads], dim=-2)
+
+
+def _check_chunk(chunk: int) -> None:
+    assert chunk == 0, "FA3 backward does not support attention_chunk"
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Any,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    window_size: Any = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention over one tensor of queries, keys and values, as `_unpacked` takes it apart."""
+    return _PackedAttention.apply(  # type: ignore[no-untyped-call]
+        *(qkv, softmax_scale, causal, (q_descale, k_descale, v_descale), window_size),
+        *(attention_chunk, softcap, deterministic, num_heads_q, sm_margin, return_attn_probs),
+    )
 
 
 def flash_attn_func(
@@ -274,10 +369,10 @@ def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
     _register_operators()
     interface: dict[str, Any] = {
         "flash_attn_func": flash_attn_func,
+        "flash_attn_qkvpacked_func": flash_attn_qkvpacked_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
     }
-    lacks = ("flash_attn_qkvpacked_func", "flash_attn_with_kvcache", "flash_attn_combine")
-    interface.update(lacking("flash_attn_3", lacks))
+    interface.update(lacking("flash_attn_3", ("flash_attn_with_kvcache", "flash_attn_combine")))
 
     def get_kernel(repo_id: str, *args: Any, **options: Any) -> Any:
         plain = repo_id.lower().replace("-", "").replace("_", "")
