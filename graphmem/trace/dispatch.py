@@ -68,6 +68,7 @@ _PROFILER = (
 class _OfThread(threading.local):
     node: Any = None
     keeps_graph = False
+    makes_graph = True
 
 
 class _Handlers(dict[Any, Callable[..., Any]]):
@@ -144,21 +145,20 @@ class TraceMode(TorchDispatchMode):
 
     @property
     def node(self) -> Any:
-        """The autograd node running in this thread, or None in a forward pass."""
-        return self._of_thread.node
-
-    @node.setter
-    def node(self, node: Any) -> None:
-        self._of_thread.node = node
+        """The node running in this thread; None in a forward pass, also one that is recomputed."""
+        recomputes = torch.is_grad_enabled() and not self._of_thread.makes_graph
+        return None if recomputes else self._of_thread.node
 
     @property
     def keeps_graph(self) -> bool:
         """Whether the node running in this thread may run again."""
         return self._of_thread.keeps_graph
 
-    @keeps_graph.setter
-    def keeps_graph(self, keeps_graph: bool) -> None:
-        self._of_thread.keeps_graph = keeps_graph
+    def run_node(self, node: Any, *, keeps_graph: bool) -> None:
+        """Assign this thread's operations to a node, in the mode that its walk has set for it."""
+        running = self._of_thread
+        running.node, running.keeps_graph = node, keeps_graph
+        running.makes_graph = torch.is_grad_enabled()
 
     def forward_of(self, node: Any) -> Op | None:
         """The operation for which autograd made a node."""

@@ -306,8 +306,7 @@ class Session:
 
     def run_node(self, node: Any, *, keeps_graph: bool = False) -> None:
         """Assign the following operations to this autograd node."""
-        self.mode.node = node
-        self.mode.keeps_graph = keeps_graph
+        self.mode.run_node(node, keeps_graph=keeps_graph)
         if node is not None:
             self._nodes.note(node, self.mode.forward_of(node))
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.checkpoint import checkpoint
 
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
@@ -175,6 +176,28 @@ class TestWhatIsRecorded:
         assert formula.module == gelu.module == "1"
         assert formula.source is gelu.source is not None
         assert gelu.source.line == line_of(build, "# both passes")
+
+    @pytest.mark.parametrize("reentrant", [False, True])
+    def test_what_is_recomputed_is_no_gradient(self, reentrant: bool) -> None:
+        """Nor are its values: checkpointing must copy to the host what it copied before."""
+        seen: list[Any] = []
+
+        def block(x: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.full((2,), 3, device="cuda").cpu().tolist())  # as a router counts
+            return (2 * x).tanh().cos()
+
+        def step() -> None:
+            checkpoint(
+                block, on_gpu(2, 4).requires_grad_(), use_reentrant=reentrant
+            ).sum().backward()
+
+        graph = traced(step)
+
+        first, again = ops_called(graph, "aten.tanh.default")
+        assert graph.phases[again.phase].name is PhaseName.BACKWARD
+        assert again.source == first.source
+        assert (again.forward, again.autograd_node) == (None, None)
+        assert seen == [[3, 3], [3, 3]]
 
     def test_autocasts_copy_of_a_weight_is_named_after_it(self) -> None:
         def build() -> TrainingStep:
