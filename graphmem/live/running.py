@@ -127,7 +127,10 @@ def _hint(error: BaseException, gpu: VirtualGpu) -> str:
         return f"{release} no longer has that module, nor has its stand-in"
     if stand_in is not None and stand_in not in gpu.stand_ins:
         return f"--stand-in {stand_in.distribution} stands in for it"
-    if stand_in is not None and isinstance(error, ModuleNotFoundError) and stand_in.install:
+    if stand_in is None and isinstance(error, ImportError):  # a name that a module lacks
+        package = (error.name or "").partition(".")[0]
+        stand_in = next((each for each in gpu.stand_ins if each.distribution == package), None)
+    if stand_in is not None and isinstance(error, ImportError) and stand_in.install:
         return (
             f"the stand-in lacks it: install the package's Python part ({stand_in.install}), "
             "which runs over the same kernels"

@@ -339,6 +339,30 @@ def test_a_module_that_a_stand_in_lacks_is_told_with_what_has_it(
     assert "pip install flash-attn --no-deps" in done.stderr
 
 
+def test_a_name_that_a_stand_in_lacks_is_told_with_what_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_graphmem: Callable[..., Outcome]
+) -> None:
+    name = "unpad_input_for_concatenated_sequences"
+    (tmp_path / "train.py").write_text(f"from flash_attn.bert_padding import {name}")
+    monkeypatch.chdir(tmp_path)
+    done = run_graphmem("run", "--stand-in", "flash_attn", "train.py")
+    assert f"cannot import name '{name}'" in done.stderr
+    assert "; the stand-in lacks it: install the package's Python part" in done.stderr
+
+
+def test_programs_import_einops_from_the_padding_of_flash_attention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """flash_attn/bert_padding.py has `from einops import rearrange, repeat`."""
+    (tmp_path / "einops.py").write_text("rearrange, repeat = 'rearranged', 'repeated'")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "einops", raising=False)
+    with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]):
+        padding: Any = importlib.import_module("flash_attn.bert_padding")
+        assert (padding.rearrange, padding.repeat) == ("rearranged", "repeated")
+    sys.modules.pop("einops")
+
+
 @pytest.mark.parametrize("options", [(), ("--stand-in", "flash_attn")])
 def test_a_module_of_an_earlier_release_is_told_to_be_one(
     options: tuple[str, ...],

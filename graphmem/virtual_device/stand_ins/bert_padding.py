@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from typing import Any
 
 import torch
@@ -70,6 +72,16 @@ def names() -> dict[str, Any]:
     """The module's contents by name."""
     return {
         "index_first_axis": index_first_axis,
+        "index_put_first_axis": _Put.apply,
         "unpad_input": unpad_input,
         "pad_input": pad_input,
+        **_of_einops(),
     }
+
+
+def _of_einops() -> dict[str, Any]:
+    """What the module imports, which programs import from it in turn (OpenRLHF, verl)."""
+    if importlib.util.find_spec("einops") is None:
+        return {}
+    einops = importlib.import_module("einops")
+    return {"rearrange": einops.rearrange, "repeat": einops.repeat}
