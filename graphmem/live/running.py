@@ -22,6 +22,8 @@ _LONGEST = 300
 """The most characters of an error's message in the last line."""
 _BUILDS = "torch/utils/cpp_extension.py"
 """What compiles a program's extensions (`torch.utils.cpp_extension.load`)."""
+_ASKS_MPI = "deepspeed/comm/comm.py"
+"""`init_distributed` without RANK, LOCAL_RANK, MASTER_ADDR, … (`mpi_discovery`)."""
 
 _UNTRAINED = ", which counts forward passes until something trains: a larger N may reach that"
 
@@ -135,7 +137,16 @@ def _hint(error: BaseException, gpu: VirtualGpu) -> str:
             f"the stand-in lacks it: install the package's Python part ({stand_in.install}), "
             "which runs over the same kernels"
         )
-    return hint_of(error) or _hint_on_extensions(error)
+    return hint_of(error) or _hint_on_launcher(error) or _hint_on_extensions(error)
+
+
+def _hint_on_launcher(error: BaseException) -> str:
+    """What to say if DeepSpeed asks MPI for ranks because no launcher has told them."""
+    frames = traceback.walk_tb(error.__traceback__)
+    asks = any(each.f_code.co_filename.endswith(_ASKS_MPI) for each, _ in frames)
+    if not (asks and isinstance(error, ModuleNotFoundError) and error.name == "mpi4py"):
+        return ""
+    return "DeepSpeed looks for MPI where no launcher has set RANK: --nproc-per-node 1 sets it"
 
 
 def _hint_on_extensions(error: BaseException) -> str:

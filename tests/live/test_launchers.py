@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,3 +90,15 @@ def test_code_that_a_program_compiles_for_the_card_is_said_not_to_run(
 
     assert outcome.exit_code == 1
     assert "CUDA code that a program compiles does not run on the virtual card" in outcome.stderr
+
+
+def test_deepspeed_without_a_launcher_is_told_what_sets_its_rank(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`mpi_discovery` of deepspeed/comm/comm.py: it asks MPI where RANK is not set."""
+    asking = tmp_path / "deepspeed" / "comm" / "comm.py"
+    asking.parent.mkdir(parents=True)
+    asking.write_text("from mpi4py import MPI")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    outcome = run_graphmem("run", str(asking))
+    assert "where no launcher has set RANK: --nproc-per-node 1 sets it" in outcome.stderr
