@@ -54,7 +54,7 @@ def replacements(
         *checkpoints.replacements(mail),
         *ddp.replacements(recorder),
         *dtensor.replacements(),
-        *fsdp1.replacements(),
+        *fsdp1.replacements(recorder),
         *fsdp1_states.replacements(),
         *fsdp2.replacements(recorder),
         *noted.replacements(journal),

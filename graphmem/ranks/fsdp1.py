@@ -1,6 +1,9 @@
-"""FullyShardedDataParallel with a card's number, as `device_id` or as that of the current card.
+"""FullyShardedDataParallel: a card's number, and names for its memory.
 
-It calls `torch.device(number)`, which asks C++ for an accelerator; a CPU build of PyTorch has none.
+(1) A card's number, as `device_id` or as that of the current card: it calls `torch.device(number)`,
+    which asks C++ for an accelerator; a CPU build of PyTorch has none.
+(2) It gathers all parameters of a module together, into one flat parameter that it uses until the
+    module has run (`FlatParamHandle.unshard`, torch/distributed/fsdp/_flat_param.py).
 """
 
 from __future__ import annotations
@@ -10,11 +13,15 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import _init_utils, fully_sharded_data_parallel
+from torch.distributed.fsdp._flat_param import FlatParamHandle
 
+from graphmem.graph import OwnerKind
+from graphmem.trace.naming import name_together
+from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
 
 
-def replacements() -> list[Replacement]:
+def replacements(recorder: Recorder) -> list[Replacement]:
     """List the functions to replace."""
     init_handle: Callable[..., Any] = _init_utils._init_device_handle
     get_device: Callable[..., Any] = _init_utils._get_device_from_device_id
@@ -33,7 +40,21 @@ def replacements() -> list[Replacement]:
         (fully_sharded_data_parallel, "_init_device_handle", init_device_handle),
         (_init_utils, "_get_device_from_device_id", get_device_from_device_id),
         (_init_utils, "_get_compute_device", compute_device),
+        (FlatParamHandle, "_use_unsharded_flat_param", _naming_gathered(recorder)),
     ]
+
+
+def _naming_gathered(recorder: Recorder) -> Callable[..., Any]:
+    """Clause (2): `_use_unsharded_flat_param`, which begins to use what was gathered."""
+    use: Callable[..., Any] = FlatParamHandle._use_unsharded_flat_param
+
+    def use_and_name(handle: Any, gathered: torch.Tensor) -> None:
+        use(handle, gathered)
+        shard = handle.flat_param._local_shard
+        name = recorder.identity_of(shard) or name_together(handle.flat_param._fqns)
+        recorder.identify(gathered, OwnerKind.PARAMETER, f"{name} (all-gathered)")
+
+    return use_and_name
 
 
 class _Named:

@@ -17,7 +17,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 from graphmem.graph import OwnerKind
-from graphmem.trace.naming import name_together
+from graphmem.trace.naming import module_together, name_together
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
 
@@ -34,13 +34,13 @@ def replacements(recorder: Recorder) -> list[Replacement]:
     def gather_and_name(parameters: Sequence[Any], *args: Any, **options: Any) -> Any:
         gathered = gather(parameters, *args, **options)
         if gathered is not None:
-            name = f"all-gather buffer of {_module_of(parameters)}"
+            name = f"all-gather buffer of {module_together(_names_of(parameters))}"
             recorder.identify(gathered.all_gather_output, OwnerKind.COMMUNICATION, name)
         return gathered
 
     def reduce_and_name(parameters: Sequence[Any], *args: Any, **options: Any) -> Any:
         reduced = reduce(parameters, *args, **options)
-        name = f"reduce-scatter buffer of {_module_of(parameters)}"
+        name = f"reduce-scatter buffer of {module_together(_names_of(parameters))}"
         recorder.identify(reduced[0], OwnerKind.COMMUNICATION, name)
         for each in parameters:
             if each.sharded_param.grad is not None:
@@ -57,10 +57,27 @@ def replacements(recorder: Recorder) -> list[Replacement]:
 
     return [
         (FSDPParam, "reset_sharded_param", _resetting_once(recorder)),
+        (FSDPParam, "to_accumulated_grad_if_needed", _naming_accumulated(recorder)),
         (_fsdp_param_group, "foreach_all_gather", gather_and_name),
         (_fsdp_param_group, "foreach_reduce", reduce_and_name),
         (FSDPParam, "to_unsharded", unshard_and_name),
     ]
+
+
+def _naming_accumulated(recorder: Recorder) -> Call:
+    """`to_accumulated_grad_if_needed`, after a backward pass whose gradients are not reduced."""
+    accumulate: Call = FSDPParam.to_accumulated_grad_if_needed
+
+    def accumulate_and_name(parameter: Any) -> None:
+        accumulate(parameter)
+        gradient = parameter.unsharded_accumulated_grad
+        if gradient is None and hasattr(parameter, "_unsharded_param"):
+            gradient = parameter._unsharded_param.grad
+        if gradient is not None:
+            name = f"{_names_of([parameter])[0]}.grad (not reduced yet)"
+            recorder.identify(gradient, OwnerKind.GRADIENT, name)
+
+    return accumulate_and_name
 
 
 def _resetting_once(recorder: Recorder) -> Call:
@@ -84,7 +101,3 @@ def _resetting_once(recorder: Recorder) -> Call:
 
 def _names_of(parameters: Sequence[Any]) -> list[str]:
     return [each._param_fqn or each._module_info.param_name for each in parameters]
-
-
-def _module_of(parameters: Sequence[Any]) -> str:
-    return name_together(_names_of(parameters)).rpartition(".")[0] or "the root module"

@@ -260,17 +260,13 @@ INNER_NAMES = (
         Names(module, "_sync_params_and_buffers", "weights that one rank sends to all", _RANKS)
         for module in ("torch.distributed.utils", "torch.distributed.fsdp._init_utils")
     ),
-    Names(
-        "torch.distributed.fsdp._init_utils",
-        "_init_device_handle _get_device_from_device_id _get_compute_device",
-        "FullyShardedDataParallel with a card's number",
-        _RANKS,
-    ),
-    Names(
-        "torch.distributed.fsdp.fully_sharded_data_parallel",
-        "_init_device_handle",
-        "FullyShardedDataParallel with a card's number",
-        _RANKS,
+    *(
+        Names(f"torch.distributed.fsdp.{where}", names, "FullyShardedDataParallel", _RANKS)
+        for where, names in (
+            ("_init_utils", "_init_device_handle _get_device_from_device_id _get_compute_device"),
+            ("fully_sharded_data_parallel", "_init_device_handle"),
+            ("_flat_param.FlatParamHandle", "_use_unsharded_flat_param"),
+        )
     ),
     Names(
         "torch.distributed.fsdp._optim_utils",
@@ -331,7 +327,7 @@ INNER_NAMES = (
     ),
     Names(
         "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam",
-        "reset_sharded_param to_unsharded",
+        "reset_sharded_param to_accumulated_grad_if_needed to_unsharded",
         "the memory of fully_shard, and its names",
         _RANKS,
     ),

@@ -32,10 +32,17 @@ STEPS = 4
 """From a variable to a tensor, as in `trainer.averages[0][2]`."""
 
 
-_GRADIENTS_IN_FLOAT32 = ("main_grad", "_hp_grad")
-"""Where Megatron-LM, and the kernels of Apex and Transformer Engine with it, add up gradients
-(`megatron/core/distributed/distributed_data_parallel.py`), and where DeepSpeed does
-(`deepspeed/runtime/bf16_optimizer.py`)."""
+_BESIDE = {
+    "main_grad": OwnerKind.GRADIENT,
+    "_hp_grad": OwnerKind.GRADIENT,
+    "ds_tensor": OwnerKind.PARAMETER,
+    "ds_secondary_tensor": OwnerKind.PARAMETER,
+}
+"""What libraries keep in attributes of a parameter: Megatron-LM, and the kernels of Apex and
+Transformer Engine with it, its gradient in float32
+(`megatron/core/distributed/distributed_data_parallel.py`), as DeepSpeed does
+(`deepspeed/runtime/bf16_optimizer.py`); DeepSpeed's ZeRO-3 the rank's shard, and ZeRO++ that of
+the node (`deepspeed/runtime/zero/partition_parameters.py`)."""
 
 
 def is_initialised(module: torch.nn.Module) -> bool:
@@ -50,10 +57,10 @@ def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
     leaves = [(name, each) for name, each in named if each.is_leaf or each.retains_grad]
     gradients = [(name, each.grad) for name, each in leaves if each.grad is not None]
     _name_parts(recorder, OwnerKind.GRADIENT, gradients, ".grad")
-    for attribute in _GRADIENTS_IN_FLOAT32:
+    for attribute, kind in _BESIDE.items():
         kept = [(name, vars(each).get(attribute)) for name, each in named]
         found = [(name, each) for name, each in kept if isinstance(each, torch.Tensor)]
-        _name_parts(recorder, OwnerKind.GRADIENT, found, f".{attribute}")
+        _name_parts(recorder, kind, found, f".{attribute}")
     for name, buffer in model.named_buffers():
         recorder.identify(buffer, OwnerKind.BUFFER, without_wrappers(name))
     for name, parameter in named:
@@ -87,6 +94,11 @@ def name_together(names: Sequence[str]) -> str:
     paths = zip(*(name.split(".")[:-1] for name in names), strict=False)
     common = itertools.takewhile(lambda parts: len(set(parts)) == 1, paths)
     return ".".join([*(parts[0] for parts in common), "*"])
+
+
+def module_together(names: Sequence[str]) -> str:
+    """The module that has all of these parameters."""
+    return name_together(names).rpartition(".")[0] or "the root module"
 
 
 def describe_model(recorder: Recorder, model: torch.nn.Module) -> None:

@@ -1,0 +1,138 @@
+"""What sharded training gathers and adds up is called what it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Outcome
+
+WHOLE = 4 * 1024 * 1024
+"""The bytes of the parameter in float32, of which each of two ranks has half."""
+BEGIN = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+model = torch.nn.Linear(1024, 1024, bias=False)
+rows = torch.ones(2, 1024, device="cuda")
+"""
+FSDP1 = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+FullyShardedDataParallel(model, device_id=0, use_orig_params={use_orig_params})(rows)
+"""
+FSDP2 = """
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+fully_shard(model.cuda(), mp_policy=MixedPrecisionPolicy({types}))
+model.set_requires_gradient_sync(False)
+model(rows).sum().backward()
+torch.empty(1 << 26, device="cuda")
+"""
+DEEPSPEED = {
+    "__init__": "",
+    "runtime/__init__": "",
+    "runtime/zero/__init__": "",
+    "utils/__init__": "",
+    "utils/debug": "def debug_param2name(param): return 'head.weight'",
+    "runtime/zero/partition_parameters": """
+import torch
+class AllGatherHandle:
+    def wait(self): ...
+class AllGatherCoalescedHandle:
+    def __init__(self, allgather_handle, params, partitions):
+        self.params, self.partitions = params, partitions
+    def wait(self):
+        for param in self.params:
+            param.data = torch.cat(self.partitions).view(param.ds_shape)
+""",
+    "runtime/zero/stage3": """
+import torch
+class IPGBucketZ3:
+    def __init__(self): self.buffer = torch.empty(1024, device="cuda")
+class DeepSpeedZeroOptimizer_Stage3:
+    def __init__(self, shard):
+        self.ipg_buckets = {torch.float32: IPGBucketZ3()}
+        self.grad_partitions_flat_buffer = torch.zeros_like(shard)
+""",
+}
+"""As in DeepSpeed 0.19.8: what graphmem replaces, and what that touches."""
+ZERO3 = """
+from deepspeed.runtime.zero.partition_parameters import AllGatherCoalescedHandle
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+weight = model.weight
+weight.ds_shape, weight.ds_tensor = weight.shape, torch.empty(512 * 1024, device="cuda")
+weight.data = torch.empty(0, device="cuda")
+optimizer = DeepSpeedZeroOptimizer_Stage3(weight.ds_tensor)
+flat = torch.empty(1024 * 1024, device="cuda")
+handle = AllGatherCoalescedHandle(None, [weight], [flat[:512 * 1024], flat[512 * 1024:]])
+handle.wait()
+model(rows)
+"""
+
+Report = Callable[..., Any]
+
+
+@pytest.fixture
+def at_peak(run_graphmem: Callable[..., Outcome], tmp_path: Path) -> Report:
+    def run(script: str) -> Any:
+        (tmp_path / "train.py").write_text(BEGIN + script)
+        output = tmp_path / "report.json"
+        options = ("--gpu", "a100", "--nproc-per-node", "2", "--format", "json", "-o", str(output))
+        done = run_graphmem("run", *options, str(tmp_path / "train.py"))
+        assert done.exit_code == 0, done.stderr
+        return json.loads(output.read_text())["at_peak"]
+
+    return run
+
+
+def reasons(held: Any, category: str) -> set[str]:
+    return {each["reason"] for each in held["holders"] if each["category"] == category}
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_the_flat_parameter_that_fsdp1_gathers_is_a_parameter(
+    at_peak: Report, use_orig_params: bool
+) -> None:
+    held = at_peak(FSDP1.format(use_orig_params=use_orig_params))
+
+    assert held["by_category"]["parameter"] == WHOLE // 2 + WHOLE
+    assert any(
+        "weight (all-gathered)" in each or "_flat_param (all-gathered)" in each
+        for each in reasons(held, "parameter")
+    )
+
+
+@pytest.mark.parametrize("types", ["", "torch.bfloat16, torch.float32"])
+def test_gradients_that_fsdp2_has_not_reduced_are_gradients(at_peak: Report, types: str) -> None:
+    held = at_peak(FSDP2.format(types=types))
+
+    assert held["by_category"]["gradient"] == WHOLE
+    assert any("weight.grad (not reduced yet)" in each for each in reasons(held, "gradient"))
+
+
+@pytest.fixture
+def _deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, source in DEEPSPEED.items():
+        file = tmp_path / "deepspeed" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "deepspeed"]:
+        monkeypatch.delitem(sys.modules, name)
+    yield
+    for name in [each for each in sys.modules if each.partition(".")[0] == "deepspeed"]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("_deepspeed")
+def test_zero3_has_shards_gathered_parameters_and_buffers(at_peak: Report) -> None:
+    held = at_peak(ZERO3)
+
+    assert held["by_category"]["parameter"] == WHOLE // 2 + WHOLE
+    assert held["by_category"]["gradient"] == WHOLE // 2
+    assert held["by_category"]["communication"] == WHOLE + 4 * 1024
+    assert "ds_tensor of the parameter weight" in reasons(held, "parameter")
+    assert "all-gather buffer of head" in reasons(held, "communication")
+    assert "reduce-scatter buffer" in reasons(held, "communication")
