@@ -24,6 +24,7 @@ INNER_NAMES = (
         _NO_TRACE,
     ),
     Names("torch._library.custom_ops", "OPDEFS", "a program's own operators", "their scratch"),
+    Names("torch._subclasses.meta_utils", "safe_grad", "gradients of moved tensors", _NO_TRACE),
     Names("torch.utils", "swap_tensors", "swapping tensors", "NF4 weights"),
     Names("torch._C._autograd", "_unsafe_set_version_counter", "restoring models", "it"),
     Names("torch._C._functions", "AccumulateGrad CopySlices", "kinds of nodes", _BACKWARD),

@@ -66,7 +66,7 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
     return [
         (torch.utils, "swap_tensors", swap),
         (torch.Tensor, "data", property(data.__get__, assign)),
-        kept_gradients.as_it_is(),
+        *kept_gradients.replacements(),
         (torch.Tensor, "_make_subclass", staticmethod(_make_subclass)),
         (torch.nn.Parameter, "__new__", staticmethod(_new_parameter)),
         (torch.nn.Module, "_apply", _apply),
