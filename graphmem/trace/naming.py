@@ -68,7 +68,9 @@ def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
             recorder.identify(tensor, OwnerKind.BUFFER, f"{name}.{path}")
     for path, module in model.named_modules():
         for name, tensor in tensors_of_objects(module):
-            recorder.identify(tensor, OwnerKind.BUFFER, without_wrappers(f"{path}.{name}"))
+            if tensor.grad_fn is None:  # else a result, as of the model that an object keeps
+                whole = f"{path}.{name}" if path else name
+                recorder.identify(tensor, OwnerKind.BUFFER, without_wrappers(whole))
 
 
 def _name_parts(

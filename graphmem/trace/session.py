@@ -340,7 +340,8 @@ class Session:
                 self._optimizers[id(optimizer)] = weakref.ref(optimizer)
                 for model in self.location.roots:
                     name_model(self.recorder, model)
-            name_optimizer(self.recorder, optimizer)
+            if _has_gradients(optimizer):
+                name_optimizer(self.recorder, optimizer)
             self.recorder.phases.optimizer_steps()
 
         def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -368,6 +369,15 @@ def _without_logged_errors() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step has something to read; else its closure may call the model for the first time.
+
+    Only then do the parameters have the model's names.
+    """
+    groups = optimizer.param_groups
+    return any(each.grad is not None for group in groups for each in group["params"])
 
 
 def _breaks_graphs(optimizer: torch.optim.Optimizer) -> bool:

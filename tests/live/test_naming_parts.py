@@ -1,0 +1,72 @@
+"""Names of parameters and of what modules keep, in loops that few programs have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from graphmem.live.gpu import VirtualGpu
+
+Card = Callable[..., VirtualGpu]
+
+
+class Log:
+    """What a trainer gives its model, as Composer's logger, which keeps the trainer's state."""
+
+    outputs: torch.Tensor
+
+
+Log.__module__ = "library.log"
+
+
+def owners(gpu: VirtualGpu) -> dict[str, str]:
+    held = [owner for one in gpu.report().at_peak.holders for owner in one.owners]
+    return {each.name: each.kind for each in held}
+
+
+def test_a_closure_that_calls_the_model_first_does_not_cost_it_its_names(virtual_gpu: Card) -> None:
+    """Composer's Trainer runs its forward and backward passes within `optimizer.step(closure)`."""
+    gpu = virtual_gpu("a100")
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256)).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def closure() -> float:
+        model(torch.ones(2, 256, device="cuda")).sum().backward()
+        return 0.0
+
+    for _ in range(2):
+        optimizer.step(closure)
+
+    found = owners(gpu)
+    assert found["0.weight"] == "parameter"
+    assert found["0.weight.exp_avg"] == "optimizer_state"
+    assert not [name for name in found if "param_groups" in name]
+
+
+def test_a_result_that_an_object_of_the_model_keeps_is_no_buffer(virtual_gpu: Card) -> None:
+    gpu = virtual_gpu("a100")
+    model = torch.nn.Linear(256, 256, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters())
+    model.log = Log()
+    for _ in range(3):
+        model.log.outputs = model(torch.ones(64, 256, device="cuda"))
+        model.log.outputs.sum().backward()
+        optimizer.step()
+
+    assert gpu.report().at_peak.by_category["buffer"] == 0
+
+
+def test_a_tensor_on_the_host_with_a_gradient_on_the_card_is_copied(virtual_gpu: Card) -> None:
+    """As when FSDP1 makes a state dict on the host of a model that has gradients."""
+    virtual_gpu("a100")
+    weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+    weight.grad = gradient = torch.ones(4, device="cuda")
+    weight.data = weight.data.cpu()
+
+    back = torch.empty(4, device="cuda").copy_(weight.detach())
+    torch.empty(4, device="cuda").copy_(weight.data)
+    with torch.no_grad():
+        back.copy_(weight)
+
+    assert weight.grad is gradient
