@@ -8,8 +8,9 @@ the time, and are then renamed to what the program asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, wraps
 from typing import Any
 
 import torch.distributed
@@ -67,6 +68,11 @@ def replacements(
         (distributed_c10d, "_new_process_group_helper", named_as_asked),
         (distributed_c10d, "rendezvous", _rendezvous),
         (distributed_c10d, "_store_based_barrier", _everybody_is_here),
+        (
+            distributed_c10d,
+            "_set_pg_timeout",
+            _setting_no_timeout(distributed_c10d._set_pg_timeout),
+        ),
         (torch.distributed, "TCPStore", LoneTcpStore),
         (torch.distributed, "FileStore", LoneFileStore),
         (
@@ -77,6 +83,18 @@ def replacements(
         # failures are logged with NCCL's version, which a CPU build does not have
         (c10d_logger, "_get_msg_dict", lambda *args, **options: {}),
     ]
+
+
+def _setting_no_timeout(set_timeout: Callable[..., None]) -> Callable[..., None]:
+    """`_set_pg_timeout` of groups that never wait for the network, and so have no timeout."""
+
+    @wraps(set_timeout)
+    def set_without_warning(*args: Any, **options: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Set timeout is now only supported")
+            set_timeout(*args, **options)
+
+    return set_without_warning
 
 
 class _Cuda:

@@ -243,7 +243,7 @@ INNER_NAMES = (
     ),
     Names(
         "torch.distributed.distributed_c10d",
-        "_new_process_group_helper _store_based_barrier rendezvous",
+        "_new_process_group_helper _set_pg_timeout _store_based_barrier rendezvous",
         "process groups",
         _RANKS,
     ),

@@ -239,6 +239,23 @@ class TestWorlds:
 
         assert (done.exit_code, done.stdout) == (0, "9 16 nccl\n1 1\n")
 
+    def test_a_timeout_can_be_set(self, run: Run, tmp_path: Path) -> None:
+        """As torchtitan does after its first step (`set_pg_timeouts`), of NCCL's groups."""
+        script = self.script(
+            tmp_path,
+            "import datetime, warnings",
+            "warnings.simplefilter('error')",
+            "from torch.distributed import distributed_c10d",
+            "dist.init_process_group('nccl')",
+            "distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=9), dist.group.WORLD)",
+            "print('set')",
+            "dist.destroy_process_group()",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert (done.exit_code, done.stdout) == (0, "set\n"), done.stderr
+
     def test_a_communicator_takes_its_part_of_the_card(self, run: Run, tmp_path: Path) -> None:
         """902 MiB for NCCL's first, none for gloo's, 388 for the next: graphmem/gpus/nccl.py."""
         script = self.script(
