@@ -107,6 +107,9 @@ class Rules:
             return _FINITE, [
                 (result, constructors.ones(result.shape, dtype=torch.bool, device="cpu"))
             ]
+        if func in _WITH_ZERO and _is_number_with_zero(args, result):
+            answer = constructors.full(result.shape, _WITH_ZERO[func], device="cpu")
+            return _NOT_ZERO, [(result, answer)]
         if func not in _COMPARISONS or result.numel() > _FEW:
             return None
         sides = [_infinite(each, of) for each in args[:2]]
@@ -227,6 +230,11 @@ def _is_of_isfinite(func: Any, args: tuple[Any, ...]) -> bool:
     return func is aten.ne.Scalar and args[1] == math.inf
 
 
+def _is_number_with_zero(args: tuple[Any, ...], result: torch.Tensor) -> bool:
+    """Whether one number is compared with zero; an integer reads as 0 itself."""
+    return result.numel() == 1 and args[0].is_floating_point() and args[1] == 0
+
+
 def _along(chosen: torch.Tensor, shape: torch.Size, dim: int) -> torch.Tensor:
     dim %= len(shape)
     rest = [size for place, size in enumerate(shape) if place != dim]
@@ -316,3 +324,4 @@ _COMPARISONS = frozenset(
     for name in ("gt", "ge", "lt", "le")
     for overload in ("Tensor", "Scalar")
 )
+_WITH_ZERO = {aten.eq.Scalar: False, aten.ne.Scalar: True}

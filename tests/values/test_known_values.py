@@ -356,6 +356,17 @@ class TestRules:
         assert read == [True, False, False]
         assert {each.what for each in graph.assumptions} == {"whether numbers are finite"}
 
+    def test_a_single_unknown_number_is_not_zero(self) -> None:
+        """`if loss == 0: continue`, which goes on as `if loss:` does."""
+
+        def program(device: torch.device) -> Any:
+            loss = torch.randn(4, device=device).sum()
+            return [bool(loss == 0), bool(loss != 0.0), bool(loss)]
+
+        read, graph = on_card(program)
+        assert read == [False, True, True]
+        assert "whether numbers are zero" in {each.what for each in graph.assumptions}
+
     def test_a_loop_that_rejects_what_is_out_of_bounds_ends(self) -> None:
         def program(device: torch.device) -> Any:
             return torch.nn.init.trunc_normal_(torch.empty(300, 300, device=device)).shape
