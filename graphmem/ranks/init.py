@@ -28,7 +28,7 @@ from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.devices import Devices
 from graphmem.virtual_device.patching import Replacement
 
-_ALONE = "do what this one does", "only this rank runs"
+_ALONE = "do what this one does", "not all of them run"
 _BESIDE = (
     "send what this one does, except for objects and values (docs/ranks.md)",
     "a virtual card knows few values",
