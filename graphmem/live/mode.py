@@ -57,6 +57,10 @@ class LiveMode(FollowedMode):
         finally:
             del refused
 
+    def leave_to_child(self) -> None:
+        """Watch no module in a forked child, where this mode is not active."""
+        self._location.unfollow()
+
     def _is_answered(self, source: torch.Tensor, copy: FakeTensor) -> bool:
         """Everything on the CPU is real."""
         return True

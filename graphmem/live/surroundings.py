@@ -3,7 +3,7 @@
 (1) A process group has the ranks that the launcher announced, and this process is one of them
     (`graphmem.ranks`).
 (2) A forked child, such as a data loader's worker, runs on the CPU alone; CUDA cannot be used after
-    a fork either.
+    a fork either. The modules that it calls, as torchvision's transforms are, begin no iteration.
 (3) Threads that the program starts are watched (`graphmem.trace.threads`).
 (4) `share_memory_` ignores tensors on the card, as on a real one (torch/storage.py); sending them
     to another process, which has no card, is an error.
@@ -92,7 +92,9 @@ def _leave_modes() -> None:
     kept = []
     while torch._C._len_torch_dispatch_stack():
         mode = stack._pop_mode()
-        if not isinstance(mode, LiveMode):
+        if isinstance(mode, LiveMode):
+            mode.leave_to_child()
+        else:
             kept.append(mode)
     for mode in reversed(kept):
         stack._push_mode(mode)

@@ -72,6 +72,7 @@ class Location:
         self.functions: list[Callable[..., Any]] = []
         self.is_trial = False
         self._outermost: FrameType | None = None
+        self._hooks: list[Any] = []
         self._of_thread = _OfThread()
         self._names: dict[int, _Named] = {}
         self._roots: list[weakref.ref[torch.nn.Module]] = []
@@ -88,14 +89,20 @@ class Location:
     def following(self, outermost: FrameType | None) -> Iterator[None]:
         """Track the running module; frames from `outermost` outwards are not searched."""
         self._outermost = outermost
-        enter = module_hooks.register_module_forward_pre_hook(self._enter)
-        leave = module_hooks.register_module_forward_hook(self._leave, always_call=True)
+        self._hooks = [
+            module_hooks.register_module_forward_pre_hook(self._enter),
+            module_hooks.register_module_forward_hook(self._leave, always_call=True),
+        ]
         try:
             yield
         finally:
-            enter.remove()
-            leave.remove()
+            self.unfollow()
             self._outermost = None
+
+    def unfollow(self) -> None:
+        """Track the running module no longer."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         if torch.compiler.is_dynamo_compiling():  # Dynamo inlines hooks

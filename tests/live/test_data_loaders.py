@@ -98,3 +98,45 @@ def test_workers_that_import_the_script_anew_have_its_stand_ins(
     )
 
     assert outcome.stdout == f"flash_attn {STAND_IN.version}, a card: {torch.cuda.is_available()}\n"
+
+
+OF_MODULES = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+class Transformed(torch.utils.data.Dataset):
+    def __init__(self):
+        self.transform = nn.Flatten(0)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.transform(torch.ones(4, 4))
+
+
+model = nn.Linear(16, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for epoch in range(2):
+    for x in DataLoader(Transformed(), batch_size=8, num_workers=1):
+        model(x.cuda()).sum().backward()
+        optimizer.step()
+    print("epoch", epoch)
+"""
+
+
+def test_modules_that_a_worker_calls_are_no_steps(tmp_path: Path) -> None:
+    """As torchvision's transforms: the worker of the second epoch was stopped by --max-steps.
+
+    In a process of its own, since a worker prints to its standard error.
+    """
+    (tmp_path / "train.py").write_text(OF_MODULES)
+    command = (sys.executable, "-m", "graphmem", "run", "--max-steps", "1", "train.py")
+
+    outcome = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (outcome.returncode, outcome.stdout) == (0, "epoch 0\n"), outcome.stderr
+    assert "graphmem: stopped by --max-steps" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
