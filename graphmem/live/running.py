@@ -24,6 +24,8 @@ _BUILDS = "torch/utils/cpp_extension.py"
 """What compiles a program's extensions (`torch.utils.cpp_extension.load`)."""
 _ASKS_MPI = "deepspeed/comm/comm.py"
 """`init_distributed` without RANK, LOCAL_RANK, MASTER_ADDR, … (`mpi_discovery`)."""
+_LACKS_RANK = "env:// rendezvous: environment variable "
+"""`_env_rendezvous_handler`, torch/distributed/rendezvous.py."""
 
 _UNTRAINED = ", which counts forward passes until something trains: a larger N may reach that"
 
@@ -141,7 +143,9 @@ def _hint(error: BaseException, gpu: VirtualGpu) -> str:
 
 
 def _hint_on_launcher(error: BaseException) -> str:
-    """What to say if DeepSpeed asks MPI for ranks because no launcher has told them."""
+    """What to say if no launcher has told the ranks, and DeepSpeed asks MPI for them."""
+    if _LACKS_RANK in str(error):
+        return "no launcher has set it: --nproc-per-node 1 does, as torchrun would"
     frames = traceback.walk_tb(error.__traceback__)
     asks = any(each.f_code.co_filename.endswith(_ASKS_MPI) for each, _ in frames)
     if not (asks and isinstance(error, ModuleNotFoundError) and error.name == "mpi4py"):

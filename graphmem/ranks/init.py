@@ -1,16 +1,17 @@
-"""`init_process_group` and its kin without a rendezvous, for every backend under its own name.
+"""`init_process_group` and its kin without the network, for every backend under its own name.
 
-PyTorch's own function runs; three functions that it calls are replaced. The rendezvous immediately
-returns a store of this process. Under `TORCH_DIST_INIT_BARRIER=1` PyTorch would wait in that store
-for the other ranks. Groups are made by the backend "fake", which is registered as `LoneGroup` for
-the time, and are then renamed to what the program asked for.
+PyTorch's own functions run, and the rendezvous fails where no launcher has set RANK; some that they
+call are replaced. The rendezvous makes a store of this process. Under `TORCH_DIST_INIT_BARRIER=1`
+PyTorch would wait in that store for the other ranks. Groups are made by the backend "fake", which
+is registered as `LoneGroup` for the time, and are then renamed to what the program asked for.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from importlib import import_module
 from typing import Any
 
 import torch.distributed
@@ -21,13 +22,14 @@ from graphmem.ranks.group import LoneGroup
 from graphmem.ranks.journal import Journal, called
 from graphmem.ranks.mail import Mail
 from graphmem.ranks.noted import NotedGroup
-from graphmem.ranks.stores import LoneFileStore, LoneStore, LoneTcpStore
+from graphmem.ranks.stores import LoneFileStore, LoneTcpStore
 from graphmem.ranks.unwaited import Unwaited
 from graphmem.ranks.world import World
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.devices import Devices
 from graphmem.virtual_device.patching import Replacement
 
+rendezvous = import_module("torch.distributed.rendezvous")  # a function has the module's name
 _ALONE = "do what this one does", "not all of them run"
 _BESIDE = (
     "send what this one does, except for objects and values (docs/ranks.md)",
@@ -51,6 +53,8 @@ def replacements(
     def named_as_asked(
         group_size: int, group_rank: int, ranks: Any, asked: Any, store: Any, *args: Any, **kw: Any
     ) -> Any:
+        if not ranks:  # of the whole world
+            World(group_size, group_rank, group_size)
         kw |= {"backend_options": None, "device_id": None}
         group, prefix = helper(group_size, group_rank, ranks, "fake", store, *args, **kw)
         if group is not distributed_c10d.GroupMember.NON_GROUP_MEMBER:
@@ -66,7 +70,8 @@ def replacements(
     return [
         (backend, "_plugins", {**backend._plugins, "FAKE": plugin}),
         (distributed_c10d, "_new_process_group_helper", named_as_asked),
-        (distributed_c10d, "rendezvous", _rendezvous),
+        (rendezvous, "TCPStore", LoneTcpStore),
+        (rendezvous, "FileStore", LoneFileStore),
         (distributed_c10d, "_store_based_barrier", _everybody_is_here),
         (
             distributed_c10d,
@@ -177,12 +182,3 @@ def _rename(group: Any, asked: Any) -> None:
     group.device_types = [torch.device(name) for name in backends]
     if backends.get("cuda") != distributed_c10d.Backend.NCCL:
         group.never_joins()
-
-
-def _rendezvous(
-    url: str, rank: int = -1, world_size: int = -1, **options: Any
-) -> Iterator[tuple[Any, int, int]]:
-    known = World.here()
-    size = world_size if world_size > 0 else known.size
-    world = World(size, rank if rank >= 0 else known.rank, known.per_node)
-    yield LoneStore(), world.rank, world.size

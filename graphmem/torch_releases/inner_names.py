@@ -243,10 +243,11 @@ INNER_NAMES = (
     ),
     Names(
         "torch.distributed.distributed_c10d",
-        "_new_process_group_helper _set_pg_timeout _store_based_barrier rendezvous",
+        "_new_process_group_helper _set_pg_timeout _store_based_barrier",
         "process groups",
         _RANKS,
     ),
+    Names("torch.distributed.rendezvous", "TCPStore FileStore", "process groups", _RANKS),
     Names(
         "torch.distributed.distributed_c10d",
         "broadcast scatter all_gather gather _object_to_tensor _pickler",

@@ -102,3 +102,19 @@ def test_deepspeed_without_a_launcher_is_told_what_sets_its_rank(
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     outcome = run_graphmem("run", str(asking))
     assert "where no launcher has set RANK: --nproc-per-node 1 sets it" in outcome.stderr
+
+
+def test_a_group_without_a_launcher_fails_as_on_a_card(
+    started: Callable[[str], Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`_env_rendezvous_handler`; RT-DETR catches the error, and trains without DDP."""
+    monkeypatch.delenv("RANK", raising=False)
+    lines = ("    dist.init_process_group('nccl')\n", "    print('alone:', error)\n")
+    caught = f"try:\n{lines[0]}except ValueError as error:\n{lines[1]}"
+
+    outcome = started(f"import torch.distributed as dist\n{caught}{lines[0].lstrip()}")
+
+    lacks = "env:// rendezvous: environment variable RANK expected, but not set"
+    assert f"alone: Error initializing torch.distributed using {lacks}\n" == outcome.stdout
+    assert outcome.exit_code == 1
+    assert "no launcher has set it: --nproc-per-node 1 does" in outcome.stderr

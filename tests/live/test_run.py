@@ -819,7 +819,7 @@ class TestExitCodes:
         )
         before = sys.excepthook
 
-        done = run(script)
+        done = run("--nproc-per-node", "1", script)
 
         assert (done.exit_code, done.stdout) == (0, "1\n")
         assert sys.excepthook is before
