@@ -15,6 +15,7 @@ from torch import OutOfMemoryError
 from graphmem import ranks
 from graphmem.analysis import Analysis, Request, analysis_of, runtime_of
 from graphmem.caller import put_back, turn
+from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU
 from graphmem.live import resized_storages, serialization, surroundings
 from graphmem.live.messages import EnteredTwiceError, SecondGpuError
@@ -177,6 +178,11 @@ class VirtualGpu:
     def was_used(self) -> bool:
         """Whether an operation has run on it."""
         return bool(self._session.recorder.graph.ops)
+
+    @property
+    def refusal(self) -> InputError | None:
+        """The first operation that graphmem refused; the program may have caught the error."""
+        return self._session.mode.refusal
 
     def abandon(self) -> None:
         """Leave tensors on the host without their numbers: their program has failed."""

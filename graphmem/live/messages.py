@@ -25,6 +25,16 @@ class SecondGpuError(InputError):
         )
 
 
+class CaughtRefusalError(InputError):
+    """A program catches graphmem's refusal and goes on, as it would not on a card."""
+
+    def __init__(self, refusal: InputError) -> None:
+        super().__init__(
+            f"the script caught graphmem's error, and did not go on as on a card: {refusal}",
+            hint=refusal.hint,
+        )
+
+
 class WrongCardError(InputError):
     """A rank puts a tensor on another rank's card."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.errors import InputError
 from graphmem.graph import Op
 from graphmem.live.collector_pace import CollectorPace
 from graphmem.live.messages import WrongCardError
@@ -27,12 +29,14 @@ class LiveMode(FollowedMode):
     Attributes:
         pace: how often Python's cycle collector runs.
         unfilled: the tensors on the host that wait for their numbers.
+        refusal: the first refusal of an operation, without its frames, which would keep tensors.
     """
 
     def __init__(self, memory: DeviceMemory, *watchers: Any) -> None:
         super().__init__(memory, *watchers)
         self.pace = CollectorPace(self._recorder)
         self.unfilled = UnfilledTensors()
+        self.refusal: InputError | None = None
         self._real_elements = math.inf  # the CPU is real
 
     def __torch_dispatch__(
@@ -48,6 +52,9 @@ class LiveMode(FollowedMode):
             # A traceback keeps the variables of its frames; on a card it has no frames of graphmem.
             refused = error.with_traceback(None)
             refused.__cause__ = refused.__context__ = None
+        except InputError as error:
+            self.refusal = self.refusal or copy.copy(error)
+            raise
         finally:
             if waits:
                 self.pace.go_on()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from graphmem.errors import GraphmemError, InputError
 from graphmem.live import nvidia_smi
 from graphmem.live.gpu import VirtualGpu
+from graphmem.live.messages import CaughtRefusalError
 from graphmem.live.script import NoSuchProgramError, Program, as_on_card
 from graphmem.live.session import EnoughSteps
 from graphmem.live.started_processes import noting_processes, what_it_started
@@ -73,7 +76,11 @@ def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
     try:
         failure = None
         try:
-            with time_limit(timeout), nvidia_smi.on_path(card.title, card.memory_bytes):
+            with (
+                time_limit(timeout),
+                nvidia_smi.on_path(card.title, card.memory_bytes),
+                _none_caught(gpu),
+            ):
                 program.run(gpu)
         except BaseException as error:
             failure = error
@@ -100,6 +107,20 @@ def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
         hint = _hint(error, gpu)
         return Ending(1, f"{why.removesuffix('.')}; {hint}" if hint else why)
     return Ending(0)
+
+
+@contextmanager
+def _none_caught(gpu: VirtualGpu) -> Iterator[None]:
+    """Refuse a program that ends well only because it caught a refusal."""
+    end = None
+    try:
+        yield
+    except (SystemExit, EnoughSteps) as error:
+        end = error
+    if gpu.refusal is not None:
+        raise CaughtRefusalError(gpu.refusal)
+    if end is not None:
+        raise end
 
 
 def _exit_code(code: Any) -> int:

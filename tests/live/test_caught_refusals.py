@@ -1,0 +1,52 @@
+"""A script that catches graphmem's refusal has not gone on as on a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Outcome
+
+LOSS = "import sys, torch\nloss = torch.rand(1 << 20, device='cuda').sum()\n"
+BRANCH = "    if loss > 1:\n        torch.ones(1 << 20, device='cuda')\n"
+
+
+@pytest.fixture
+def run(run_graphmem: Callable[..., Outcome], tmp_path: Path) -> Callable[..., Outcome]:
+    """Runs a script of this text."""
+
+    def of(text: str, *options: str) -> Outcome:
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        return run_graphmem("run", *options, str(script))
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "then", ["print(error)", "sys.exit(0)", "sys.exit(1)"], ids=["goes on", "ends", "fails"]
+)
+def test_the_refusal_is_told_and_nothing_fits(run: Callable[..., Outcome], then: str) -> None:
+    """As loguru's `logger.catch` around YOLOX's training goes on to the end of the script."""
+    outcome = run(f"{LOSS}try:\n{BRANCH}except Exception as error:\n    {then}\n")
+
+    assert outcome.exit_code == 2
+    assert "fits on" not in outcome.stderr
+    assert "script.py:4: only a real run knows which way" in outcome.stderr
+    assert "hint: say which way with --assume" in outcome.stderr
+
+
+def test_a_refusal_that_is_not_caught_is_told_as_it_is(run: Callable[..., Outcome]) -> None:
+    outcome = run(f"{LOSS}try:\n{BRANCH}finally:\n    print('end')\n")
+
+    assert (outcome.exit_code, outcome.stdout) == (2, "end\n")
+    assert "caught" not in outcome.stderr
+
+
+def test_an_error_of_the_script_leaves_it_as_it_is(run: Callable[..., Outcome]) -> None:
+    outcome = run(f"{LOSS}try:\n    loss @ loss\nexcept Exception as error:\n    print('caught')\n")
+
+    assert (outcome.exit_code, outcome.stdout) == (0, "caught\n")
+    assert "fits on" in outcome.stderr
