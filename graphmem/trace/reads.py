@@ -4,8 +4,9 @@
 (2) Otherwise `--assume` may give a value for the variable or the line.
 (3) Otherwise a rule may assume a value, and the report lists it. A bool is what the program needs
     to go on, if it raises an error otherwise (`checks`).
-(4) Otherwise a single number is 1.0 or the integer 0, and several numbers are zeros. A bool that
-    nothing covers is an error, because the program would branch on it.
+(4) Otherwise a single number is 1.0 or the integer 0, and several numbers are zeros, or the nearest
+    within the bounds that the program has set. A bool that nothing covers is an error, because the
+    program would branch on it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem import constructors
 from graphmem.compiled_code import GRAPHS_LEFT_OUT, PADDING
 from graphmem.graph import Source
+from graphmem.trace.bounds import within_bounds
 from graphmem.trace.checks import passing_value
 from graphmem.trace.compiled.padding import Product, is_faster_padded
 from graphmem.trace.location import Location
@@ -123,7 +125,8 @@ class Reads:
         if chosen is None and known is not None:
             self.use(known.basis)
             return _item(known.tensor)
-        number = _as(tensor.dtype, _default(tensor.dtype) if chosen is None else chosen)
+        value = self._bounded(tensor, _default(tensor.dtype)) if chosen is None else chosen
+        number = _as(tensor.dtype, value)
         self._assume(name or "a value", str(number), name, source)
         return number
 
@@ -151,6 +154,7 @@ class Reads:
         value = self._chosen(name, source)
         if value is None:
             value = _default(copied.dtype) if tensor.numel() == 1 else 0.0
+            value = self._bounded(copied, value)
         real = _real_like(tensor)
         if value:
             real.fill_(value)
@@ -286,6 +290,9 @@ class Reads:
             "Dynamo cannot trace what stands there; on a card it would go on",
             self._location.place(),
         )
+
+    def _bounded(self, tensor: torch.Tensor, number: float) -> float:
+        return within_bounds(number, self._recorder.maker_of(tensor))
 
     def _refuse_branch(self, source: Source | None) -> NoReturn:
         line = "" if source is None else f" at {source.in_words}"

@@ -356,6 +356,18 @@ class TestRules:
         assert read == [True, False, False]
         assert {each.what for each in graph.assumptions} == {"whether numbers are finite"}
 
+    def test_unknown_numbers_keep_to_the_programs_bounds(self) -> None:
+        """YOLOX takes at least one anchor for a box: `clamp(ious.sum(1).int(), min=1)[box]`."""
+
+        def program(device: torch.device) -> Any:
+            x = torch.randn(4, 3, device=device)
+            counts = torch.clamp(x.sum(1).int(), min=1)
+            few = x.sum().clamp(max=0.5)
+            many = x.sum(1).clamp_min(2.0).long()
+            return [int(counts[2]), counts.tolist(), few.item(), many[None, 0].item()]
+
+        assert on_card(program)[0] == [1, [1, 1, 1, 1], 0.5, 2]
+
     def test_a_single_unknown_number_is_not_zero(self) -> None:
         """`if loss == 0: continue`, which goes on as `if loss:` does."""
 
