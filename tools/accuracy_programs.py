@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             known |= dict(pool.map(row_of, chosen))
         rows = [f"| {name} {known[name]}" for name in names if name in known]
         text += "\n".join([f"\n## {title}\n", HEAD, RULE, *rows, "", *summary(rows)]) + "\n"
-        PAGE.write_text(text)
+    PAGE.write_text(text)
     return 0
 
 
