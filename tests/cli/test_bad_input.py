@@ -411,7 +411,7 @@ def test_a_product_with_a_sparse_tensor_on_the_right(refused: Refused) -> None:
     [
         "if super().forward(x).sum() > 0: x = x * 2",
         "while self.weight.norm() > 1: x = x - 1",
-        "assert self.weight.max() != self.weight.min()",
+        "x = x if self.weight.max() != self.weight.min() else -x",
     ],
 )
 def test_a_branch_on_data_names_its_line(line: str, refused: Refused) -> None:
