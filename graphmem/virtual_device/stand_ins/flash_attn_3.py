@@ -152,10 +152,8 @@ class _Attention(torch.autograd.Function):
     ) -> Any:
         if scale is None:
             scale = (q.shape[-1] + (qv.shape[-1] if qv is not None else 0)) ** (-0.5)
-        out, sums, *_rest = torch.ops.flash_attn_3._flash_attn_forward(
-            q,
-            k,
-            v,
+        out, sums = _attend(
+            *((q, k, v), scale, causal, descales, window, chunk, softcap, margin),
             qv=qv,
             cu_seqlens_q=starts,
             cu_seqlens_k=starts_k,
@@ -163,18 +161,8 @@ class _Attention(torch.autograd.Function):
             seqused_k=used_k,
             max_seqlen_q=longest,
             max_seqlen_k=longest_k,
-            q_descale=descales[0],
-            k_descale=descales[1],
-            v_descale=descales[2],
-            softmax_scale=scale,
-            causal=causal,
-            window_size_left=window[0],
-            window_size_right=window[1],
-            attention_chunk=chunk,
-            softcap=softcap,
             num_splits=splits,
             pack_gqa=pack_gqa,
-            sm_margin=margin,
         )
         ctx.save_for_backward(q, k, v, out, sums, starts, starts_k, used, used_k)
         ctx.longest = longest
@@ -230,21 +218,7 @@ class _PackedAttention(torch.autograd.Function):
     ) -> Any:
         scale = qkv.shape[-1] ** (-0.5) if scale is None else scale
         q, k, v = _unpacked(qkv, query_heads)
-        out, sums, *_rest = torch.ops.flash_attn_3._flash_attn_forward(
-            q,
-            k,
-            v,
-            q_descale=descales[0],
-            k_descale=descales[1],
-            v_descale=descales[2],
-            softmax_scale=scale,
-            causal=causal,
-            window_size_left=window[0],
-            window_size_right=window[1],
-            attention_chunk=chunk,
-            softcap=softcap,
-            sm_margin=margin,
-        )
+        out, sums = _attend((q, k, v), scale, causal, descales, window, chunk, softcap, margin)
         ctx.save_for_backward(q, k, v, out, sums)
         ctx.size = qkv.shape
         ctx.query_heads = query_heads
@@ -263,6 +237,35 @@ class _PackedAttention(torch.autograd.Function):
             dout, q, k, v, out, sums, *absent, *parts, *ctx.options
         )
         return (gradient[..., : dout.shape[-1]], *[None] * 10)
+
+
+def _attend(
+    operands: Any,
+    scale: Any,
+    causal: Any,
+    descales: Any,
+    window: Any,
+    chunk: Any,
+    softcap: Any,
+    margin: Any,
+    **others: Any,
+) -> tuple[Any, Any]:
+    """The output for queries, keys and values, and the sums of its softmax."""
+    out, sums, *_rest = torch.ops.flash_attn_3._flash_attn_forward(
+        *operands,
+        q_descale=descales[0],
+        k_descale=descales[1],
+        v_descale=descales[2],
+        softmax_scale=scale,
+        causal=causal,
+        window_size_left=window[0],
+        window_size_right=window[1],
+        attention_chunk=chunk,
+        softcap=softcap,
+        sm_margin=margin,
+        **others,
+    )
+    return out, sums
 
 
 def _unpacked(qkv: Any, query_heads: int | None) -> Any:
