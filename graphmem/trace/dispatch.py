@@ -146,7 +146,7 @@ class TraceMode(TorchDispatchMode):
     @property
     def node(self) -> Any:
         """The node running in this thread; None in a forward pass, also one that is recomputed."""
-        recomputes = torch.is_grad_enabled() and not self._of_thread.makes_graph
+        recomputes = not self._of_thread.makes_graph and torch.is_grad_enabled()
         return None if recomputes else self._of_thread.node
 
     @property

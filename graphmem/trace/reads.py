@@ -137,12 +137,13 @@ class Reads:
         if known is not None and passing in (None, _item(known.tensor)):
             self.use(known.basis)
             return _item(known.tensor)
-        answer = self._answer(tensor) if passing is None else passing
-        if answer is None:
-            self._refuse_branch(source)
         if passing is not None:
             self._recorder.assume("a check", "it passes", WHY, source)
             self._say(("a check", source), "assuming that a check passes")
+            return passing
+        answer = self._answer(tensor)
+        if answer is None:
+            self._refuse_branch(source)
         return answer
 
     def on_host(self, tensor: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:

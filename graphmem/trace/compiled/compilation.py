@@ -132,9 +132,9 @@ class Compilation:
 
     def _noting_steps(self, compile_: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(compile_)
-        def compile_and_note(*args: Any, fullgraph: bool = False, **kwargs: Any) -> Any:
-            compiled = compile_(*args, fullgraph=fullgraph, **kwargs)
-            return steps.between_hooks(args[0], compiled) if fullgraph and args else compiled
+        def compile_and_note(model: Any = None, **options: Any) -> Any:
+            compiled = compile_(model, **options)
+            return steps.between_hooks(model, compiled) if options.get("fullgraph") else compiled
 
         return compile_and_note
 

@@ -253,12 +253,10 @@ def _hiding_hooks(compile_: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(compile_)
     def compile_without_hooks(*args: Any, **kwargs: Any) -> Any:
-        hidden: dict[str, Replacement] = {}
-        if not _has_any_global_hook():
-            hidden |= zip(_FORWARD, without_own_hooks(), strict=True)
+        hidden = [] if _has_any_global_hook() else without_own_hooks()
         if parameters.bind(*args, **kwargs).arguments["one_graph"]:
-            hidden |= zip(_OF_STEPS, _without(optimizers, _OF_STEPS), strict=True)
-        with replaced([*hidden.values(), _unguarded(hidden)]):
+            hidden += _without(optimizers, _OF_STEPS)
+        with replaced([*hidden, _unguarded([name for _, name, _ in hidden])]):
             return compile_(*args, **kwargs)
 
     return compile_without_hooks
