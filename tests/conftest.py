@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -74,3 +76,33 @@ def run_graphmem(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         return Outcome(exit_code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def make_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str, str], None]]:
+    """Write a module of a library, by its dotted name; imports find it first, until the end."""
+    libraries: set[str] = set()
+
+    def make(name: str, source: str) -> None:
+        library, *inner = name.split(".")
+        folder = tmp_path
+        for package in (library, *inner[:-1]):
+            folder /= package
+            folder.mkdir(exist_ok=True)
+            (folder / "__init__.py").touch()
+        (folder / f"{inner[-1]}.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+        for each in _modules_of(library):
+            monkeypatch.delitem(sys.modules, each)
+        libraries.add(library)
+
+    yield make
+    for library in libraries:
+        for each in _modules_of(library):
+            del sys.modules[each]
+
+
+def _modules_of(library: str) -> list[str]:
+    return [each for each in sys.modules if each.partition(".")[0] == library]

@@ -17,10 +17,10 @@ BRANCH = "    if loss > 1:\n        torch.ones(1 << 20, device='cuda')\n"
 def run(run_graphmem: Callable[..., Outcome], tmp_path: Path) -> Callable[..., Outcome]:
     """Runs a script of this text."""
 
-    def of(text: str, *options: str) -> Outcome:
+    def of(text: str) -> Outcome:
         script = tmp_path / "script.py"
         script.write_text(text)
-        return run_graphmem("run", *options, str(script))
+        return run_graphmem("run", str(script))
 
     return of
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,8 @@ model(rows).sum().backward()
 torch.empty(1 << 26, device="cuda")
 """
 DEEPSPEED = {
-    "__init__": "",
-    "runtime/__init__": "",
-    "runtime/zero/__init__": "",
-    "utils/__init__": "",
-    "utils/debug": "def debug_param2name(param): return 'head.weight'",
-    "runtime/zero/partition_parameters": """
+    "utils.debug": "def debug_param2name(param): return 'head.weight'",
+    "runtime.zero.partition_parameters": """
 import torch
 class AllGatherHandle:
     def wait(self): ...
@@ -48,7 +43,7 @@ class AllGatherCoalescedHandle:
         for param in self.params:
             param.data = torch.cat(self.partitions).view(param.ds_shape)
 """,
-    "runtime/zero/stage3": """
+    "runtime.zero.stage3": """
 import torch
 class IPGBucketZ3:
     def __init__(self): self.buffer = torch.empty(1024, device="cuda")
@@ -114,16 +109,9 @@ def test_gradients_that_fsdp2_has_not_reduced_are_gradients(at_peak: Report, typ
 
 
 @pytest.fixture
-def _deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _deepspeed(make_module: Callable[[str, str], None]) -> None:
     for name, source in DEEPSPEED.items():
-        file = tmp_path / "deepspeed" / f"{name}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(source)
-    for name in [each for each in sys.modules if each.partition(".")[0] == "deepspeed"]:
-        monkeypatch.delitem(sys.modules, name)
-    yield
-    for name in [each for each in sys.modules if each.partition(".")[0] == "deepspeed"]:
-        del sys.modules[name]
+        make_module(f"deepspeed.{name}", source)
 
 
 @pytest.mark.usefixtures("_deepspeed")
