@@ -53,8 +53,8 @@ def replacements(
     def named_as_asked(
         group_size: int, group_rank: int, ranks: Any, asked: Any, store: Any, *args: Any, **kw: Any
     ) -> Any:
-        if not ranks:  # of the whole world
-            World(group_size, group_rank, group_size)
+        if not ranks:
+            World(group_size, group_rank, group_size)  # refuses a rank outside the world
         kw |= {"backend_options": None, "device_id": None}
         group, prefix = helper(group_size, group_rank, ranks, "fake", store, *args, **kw)
         if group is not distributed_c10d.GroupMember.NON_GROUP_MEMBER:
