@@ -179,6 +179,13 @@ class VirtualGpu:
         """Whether an operation has run on it."""
         return bool(self._session.recorder.graph.ops)
 
+    def bytes_in_use(self) -> int:
+        """Bytes of the card in use now, the CUDA context included, as nvidia-smi counts them."""
+        if not (self.was_used or self.memory.devices.is_initialized):
+            return 0
+        card = self.memory.settled().device
+        return (card.total_bytes or 0) - (card.free_bytes or 0)
+
     @property
     def refusal(self) -> InputError | None:
         """The first operation that graphmem refused; the program may have caught the error."""

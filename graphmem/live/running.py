@@ -78,7 +78,7 @@ def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
         try:
             with (
                 time_limit(timeout),
-                nvidia_smi.on_path(card.title, card.memory_bytes),
+                nvidia_smi.on_path(card, gpu.memory.devices.count, gpu.bytes_in_use),
                 _none_caught(gpu),
             ):
                 program.run(gpu)

@@ -53,21 +53,30 @@ def what_it_started(started: Started) -> str | None:
     return None
 
 
-_noting: list[Started] = []
-"""Where it is noted what the programs that run start."""
+_listeners: list[Callable[[list[str]], None]] = []
+"""Called with each command before its process starts."""
 
 
 @contextmanager
 def noting_processes() -> Iterator[Started]:
     """Note the processes that the program starts."""
-    _hook()
     started = Started([], [])
-    _noting.append(started)
+    with (
+        before_commands(started.commands.append),
+        replaced([(BaseProcess, "start", _noting_start(started))]),
+    ):
+        yield started
+
+
+@contextmanager
+def before_commands(listener: Callable[[list[str]], None]) -> Iterator[None]:
+    """Call a function with each command that the program starts, before its process starts."""
+    _hook()
+    _listeners.append(listener)
     try:
-        with replaced([(BaseProcess, "start", _noting_start(started))]):
-            yield started
+        yield
     finally:
-        _noting.pop()
+        _listeners.remove(listener)
 
 
 def _noting_start(started: Started) -> Callable[[Any], None]:
@@ -90,7 +99,13 @@ def _hook() -> None:
 
 
 def _note(event: str, args: tuple[object, ...]) -> None:
-    if event == "subprocess.Popen" and _noting:
+    if event == "subprocess.Popen" and _listeners:
         _, command, *_ = args
         parts = [command] if isinstance(command, str | bytes | os.PathLike) else command
-        _noting[-1].commands.append([os.fsdecode(each) for each in parts])  # type: ignore[attr-defined]
+        decoded = [os.fsdecode(each) for each in parts]  # type: ignore[attr-defined]
+    elif event == "os.system" and _listeners:
+        decoded = [os.fsdecode(args[0])]  # type: ignore[arg-type]
+    else:
+        return
+    for listener in _listeners:
+        listener(decoded)

@@ -974,19 +974,28 @@ def test_a_script_finds_nvidia_smi_without_a_driver(
     """Training scripts log its output, as those of openai/parameter-golf do."""
     script = tmp_path / "log.py"
     script.write_text(
-        "import subprocess, torch\n"
+        "import os, subprocess, torch\n"
         "print(subprocess.run(['nvidia-smi'], stdout=subprocess.PIPE, text=True).stdout)\n"
         "query = ['nvidia-smi', '--query-gpu=name,memory.used', '--format=csv,noheader']\n"
         "print(subprocess.run(query, stdout=subprocess.PIPE, text=True).stdout)\n"
         "torch.ones(1, device='cuda')\n"
+        "query = 'nvidia-smi --query-gpu=memory.total,memory.used --format=csv,noheader,nounits'\n"
+        "before = os.popen(query).read()\n"
+        "torch.empty(100 << 20, device='cuda')\n"
+        "print('used:', before, os.popen(query).read(), torch.cuda.mem_get_info())\n"
     )
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
     outcome = run_graphmem("run", "--gpu", "h100-80gb", str(script))
 
     assert outcome.exit_code == 0
-    assert "|   0  NVIDIA H100 80GB HBM3" in outcome.stdout
-    assert "\nNVIDIA H100 80GB HBM3, [N/A]\n" in outcome.stdout
+    assert "|   0  NVIDIA H100 80GB HBM3   0MiB / " in outcome.stdout
+    assert "\nNVIDIA H100 80GB HBM3, 0 MiB\n" in outcome.stdout  # there is no context yet
+    told = outcome.stdout.partition("used:")[2]
+    mib_total, before, same_total, after, free, total = map(int, re.findall(r"\d+", told))
+    assert after - before == 400
+    assert mib_total == same_total == total >> 20
+    assert after == (total - free) >> 20
     assert os.environ["PATH"] == "/usr/bin:/bin"
 
 
