@@ -91,8 +91,14 @@ def short_path(file: str) -> str:
     """
     if file.startswith(packages_folder()):
         return file.removeprefix(packages_folder())
+    return _relative(file, Path.cwd())
+
+
+@lru_cache(maxsize=1024)
+def _relative(file: str, working_directory: Path) -> str:
     path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+    is_below = path.is_relative_to(working_directory)
+    return str(path.relative_to(working_directory)) if is_below else file
 
 
 def acts_for_the_program(function: _Function) -> _Function:

@@ -222,11 +222,16 @@ _DEVICE_TYPES = (int, str, torch.device)
 _THE_CURRENT_ONE = torch.device("cuda")
 
 
+@functools.lru_cache(maxsize=64)
+def _named(device: str) -> torch.device:
+    return torch.device(device)
+
+
 def _resolved(device: Any, devices: Devices) -> Any:
     if type(device) is int:
         device = torch.device("cuda", device)
     elif type(device) is str:
-        device = torch.device(device)
+        device = _named(device)
     if type(device) is torch.device and device.type == "cuda":
         if device == _THE_CURRENT_ONE and (devices.current or is_borrowed()):
             # C++ asks the device guard, which knows the first device only, and up to 2.9 none

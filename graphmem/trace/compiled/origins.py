@@ -11,6 +11,7 @@ import linecache
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
@@ -53,6 +54,7 @@ class Origins:
 
     def __init__(self) -> None:
         self._of_file: dict[str, dict[str, Buffer]] = {}
+        self._of_line: dict[tuple[str, int], Buffer | None] = {}  # of those that ran
 
     def note(self, file: str, buffers: dict[str, Buffer]) -> None:
         """Note the buffers of the wrapper in a file."""
@@ -63,18 +65,23 @@ class Origins:
         if not self._of_file:  # nothing is compiled, and every operation asks
             return None
         while frame is not None:
-            known = self._of_file.get(frame.f_code.co_filename)
-            if known is not None:
-                line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-                match = _MADE_OR_WRITTEN.search(line)
-                if match is None:
-                    return None
-                name = match["made"] or match["written"]
-                return known.get(name, Buffer(name, (), "", None))
-            if origin_of(frame.f_code.co_filename) in (Origin.USER, Origin.LIBRARY):
+            file = frame.f_code.co_filename
+            if file in self._of_file:
+                line = file, frame.f_lineno
+                if line not in self._of_line:
+                    self._of_line[line] = self._at_line(*line)
+                return self._of_line[line]
+            if origin_of(file) in (Origin.USER, Origin.LIBRARY):
                 return None
             frame = frame.f_back
         return None
+
+    def _at_line(self, file: str, line: int) -> Buffer | None:
+        match = _MADE_OR_WRITTEN.search(linecache.getline(file, line))
+        if match is None:
+            return None
+        name = match["made"] or match["written"]
+        return self._of_file[file].get(name, Buffer(name, (), "", None))
 
 
 def buffers_of(graph: Any) -> dict[str, Buffer]:
@@ -110,9 +117,13 @@ def _module_of(meta: dict[str, Any]) -> str:
 
 
 def _source_of(meta: dict[str, Any]) -> Source | None:
+    found = _innermost(meta.get("stack_trace") or "")
+    return found and Source(short_path(found["file"]), int(found["line"]), found["function"])
+
+
+@lru_cache(maxsize=1024)
+def _innermost(stack_trace: str) -> re.Match[str] | None:
     """The innermost line of the program in a stack trace recorded by Dynamo."""
-    lines: Iterable[re.Match[str]] = _LINE_OF_TRACE.finditer(meta.get("stack_trace") or "")
+    lines: Iterable[re.Match[str]] = _LINE_OF_TRACE.finditer(stack_trace)
     own = [each for each in lines if origin_of(each["file"]) in (Origin.USER, Origin.LIBRARY)]
-    if not own:
-        return None
-    return Source(short_path(own[-1]["file"]), int(own[-1]["line"]), own[-1]["function"])
+    return own[-1] if own else None

@@ -127,7 +127,9 @@ class Unwatched:
 
 def _may_be_on_card(device: Any) -> bool:
     """Whether a factory's `device` allows the card; fake tensors' kernels pass "meta"."""
-    return device is None or isinstance(device, int) or torch.device(device).type == "cuda"
+    if isinstance(device, str):
+        return device.startswith("cuda")
+    return device is None or isinstance(device, int) or device.type == "cuda"
 
 
 @contextmanager
