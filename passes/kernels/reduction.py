@@ -8,12 +8,12 @@ ReduceLogicKernel.cu).
   (1) `sum`, `mean`, `prod` and norms whose result has a different dtype convert their input first,
       a full copy, unless they turn 16 bits into float32 (aten/src/ATen/native/ReduceOps.cpp,
       `make_reduction`).
-  (2) `max` and `min` without a dimension, and `argmax` and `argmin` without one, make their input
+  (2) `max`, `min`, `argmax`, `argmin` and `aminmax` without a dimension make their input
       contiguous.
   (3) `logsumexp` allocates the maxima, their mask, and the exponentials of the whole input.
   (4) `any` and `all` of a single element convert it (ReduceOps.cpp, `allany_impl`).
 
-Not covered: `median`, `mode`, `kthvalue`, `aminmax`, complex numbers.
+Not covered: complex numbers.
 """
 
 from __future__ import annotations
@@ -148,10 +148,10 @@ def _over_dims(call: Call, tensor: TensorOut, kernel_of: KernelOf) -> Iterator[S
     )
 
 
-def _extremum(call: Call, kernel_of: KernelOf) -> Iterator[Step]:
-    """`kernel_of` is the kernel used if there is no dimension."""
+def _extremum(call: Call, kernel_of: KernelOf, along: KernelOf = index_kernel) -> Iterator[Step]:
+    """`kernel_of` is the kernel used if there is no dimension, `along` the one along it."""
     if call.value("dim") is not None:
-        yield from _plain(call, index_kernel)
+        yield from _plain(call, along)
         return
     yield from call.outputs()
     yield from flattened(call, call.tensor("self"), kernel_of)
@@ -237,6 +237,7 @@ RULES: Mapping[str, Rule] = {
     "aten.min": partial(_extremum, kernel_of=value_kernel),
     "aten.argmax": partial(_extremum, kernel_of=index_kernel),
     "aten.argmin": partial(_extremum, kernel_of=index_kernel),
+    "aten.aminmax": partial(_extremum, kernel_of=extrema_kernel, along=extrema_kernel),
     "aten.var": partial(_plain, kernel_of=_welford_kernel),
     "aten.std": partial(_plain, kernel_of=_welford_kernel),
     "aten.var_mean": partial(_plain, kernel_of=_welford_kernel),

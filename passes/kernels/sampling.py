@@ -1,7 +1,7 @@
-"""Random choices, histograms and the median: operations that inspect their input first.
+"""Random choices, histograms, medians and modes: operations that inspect their input first.
 
 aten/src/ATen/native/Distributions.cpp (`multinomial_out`), cuda/MultinomialKernel.cu,
-cuda/Randperm.cu, cuda/SummaryOps.cu, Sorting.cpp (`median_impl`):
+cuda/Randperm.cu, cuda/SummaryOps.cu, cuda/Sorting.cpp, cuda/TensorModeKernel.cpp:
   (1) `multinomial` looks for the largest value, the smallest and rows of zeros; without
       replacement, or for a single choice, it divides the input by random numbers and takes the
       largest; otherwise it normalises a copy and takes running sums (up to torch 2.14 it keeps
@@ -9,7 +9,9 @@ cuda/Randperm.cu, cuda/SummaryOps.cu, Sorting.cpp (`median_impl`):
   (2) `randperm` sorts a range by random keys, with enough bits that keys hardly repeat;
   (3) `bincount` and `histc` look for the smallest and the largest value, since 2.13 and 2.12 at
       once; `bincount` then holds both throughout;
-  (4) `median` without a dimension sorts a copy, and checks whether the largest value is NaN;
+  (4) `median` without a dimension sorts a copy, and checks whether the largest value is NaN; along
+      a dimension it searches a contiguous input, as `kthvalue` does; `mode` searches one whose rows
+      are contiguous, and sorts rows of more than 2,048 one by one, which has no rule;
   (5) `normal` looks for a negative deviation before it allocates its result and once more after
       (DistributionTemplates.h, `CHECK_NORMAL_TENSOR_STD`);
   (6) `bernoulli` draws by probabilities in float32, or in float64 for a float64 result
@@ -36,7 +38,7 @@ from graphmem.torch_releases.differences import (
 
 from .call import Call, Rule, during
 from .cub_scans import scan
-from .layout import INDEX_BYTES, is_one_run, item_bytes, nbytes, numel
+from .layout import INDEX_BYTES, is_contiguous, is_one_run, item_bytes, nbytes, numel
 from .reduction import (
     aminmax,
     compact,
@@ -175,10 +177,10 @@ def _extremum(call: Call, tensor: TensorOut, what: str) -> Iterator[Step]:
 
 
 def _median(call: Call) -> Iterator[Step]:
-    """Clause (4); along a dimension, rows are searched in place."""
+    """Clause (4)."""
     tensor = call.tensor("self")
     if call.value("dim") is not None or not numel(tensor):
-        yield from call.outputs()
+        yield from _searched(call)
         return
     copies = [] if is_one_run(tensor) else [contiguous_copy(tensor)]
     values = Scratch("sorted values", nbytes(tensor))
@@ -188,6 +190,39 @@ def _median(call: Call) -> Iterator[Step]:
     yield from map(Free, copies)
     yield from during([Scratch("whether the greatest is a NaN", 1)], call.outputs())
     yield Free(values)
+
+
+def _searched(call: Call) -> Iterator[Step]:
+    """`median_with_indices_impl` and `kthvalue_out_cuda`."""
+    tensor = call.tensor("self")
+    copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+    yield from during(copies, call.outputs())
+
+
+def _mode(call: Call) -> Iterator[Step]:
+    """`mode_kernel_impl`."""
+    tensor = call.tensor("self")
+    yield from call.outputs()
+    dim = call.value("dim") if call.value("dim") is not None else -1
+    length = tensor.shape[dim] if tensor.shape else 1
+    if length == 1:
+        return
+    is_sorted = length > _LONGEST_SEARCHED or numel(tensor) > _INT32_MAX
+    if is_sorted or not is_contiguous(_transposed(tensor, dim)):
+        yield from during([contiguous_copy(tensor)])
+    if is_sorted:
+        what = "positions of a row, its distinct values and their counts"
+        call.leave_out(f"scratch memory of {call.name}", "a copy of the input", f"no rule; {what}")
+
+
+def _transposed(tensor: TensorOut, dim: int) -> TensorOut:
+    """A tensor with a dimension and its last one exchanged."""
+    order = list(range(len(tensor.shape)))
+    order[dim], order[-1] = order[-1], order[dim]
+    shape, stride = (
+        tuple(each[place] for place in order) for each in (tensor.shape, tensor.stride)
+    )
+    return TensorOut(shape, tensor.dtype, None, stride, tensor.offset)
 
 
 def _normal(call: Call) -> Iterator[Step]:
@@ -228,6 +263,9 @@ def _bernoulli(call: Call) -> Iterator[Step]:
         yield from during([copy])
 
 
+_LONGEST_SEARCHED = 2048  # 2 * MAX_BLOCK_SIZE
+_INT32_MAX = 2**31 - 1  # `canUse32BitIndexMath`
+
 RULES: Mapping[str, Rule] = {
     "aten.normal": _normal,
     "aten._sample_dirichlet": _dirichlet,
@@ -238,4 +276,6 @@ RULES: Mapping[str, Rule] = {
     "aten.bincount": _bincount,
     "aten.histc": _histc,
     "aten.median": _median,
+    "aten.kthvalue": _searched,
+    "aten.mode": _mode,
 }

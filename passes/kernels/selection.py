@@ -192,9 +192,6 @@ RULES: Mapping[str, Rule] = {
         f"aten.{name}": partial(_left_out, value=value)
         for name, value in {
             "unique_dim": "sorted copies of the input and of positions",
-            "kthvalue": "a copy of the input at most",
-            "mode": "sorted copies of the input and of positions",
-            "aminmax": "a staging buffer of a reduction",
         }.items()
     },
 }

@@ -76,6 +76,42 @@ class TestInSteps:
         assert Calls().call(aten.clamp.Tensor, tensor(1, dtype=LONG), tensor(1)) == ["out0"]
 
 
+class TestSearches:
+    """cuda/Sorting.cpp, cuda/TensorModeKernel.cpp; the recordings have row-major operands only."""
+
+    def test_rows_of_a_transposed_input_are_copied_to_be_searched(self) -> None:
+        rows, columns = tensor(4096, 64), tensor(4096, 64, stride=(1, 4096))
+
+        for operator, *arguments in ((aten.kthvalue.default, 7, 1), (aten.median.dim, 1)):
+            assert Calls().call(operator, rows, *arguments) == ["out0", "out1"]
+            program = Calls().call(operator, columns, *arguments)
+            assert program == [4 * 4096 * 64, "out0", "out1", -4 * 4096 * 64]
+
+    def test_the_mode_of_rows_needs_them_contiguous(self) -> None:
+        table = tensor(1024, 64)
+
+        assert Calls().call(aten.mode.default, table) == ["out0", "out1"]
+        program = Calls().call(aten.mode.default, table, 0)
+        assert program == ["out0", "out1", 4 * 1024 * 64, -4 * 1024 * 64]
+
+    def test_long_rows_are_sorted_in_a_copy_whose_other_memory_is_listed(self) -> None:
+        calls = Calls()
+
+        program = calls.call(aten.mode.default, tensor(16, 2049))
+
+        assert program == ["out0", "out1", 4 * 16 * 2049, -4 * 16 * 2049]
+        assert "scratch memory of aten.mode" in [each.what for each in calls.assumptions()]
+
+    def test_both_extremes_are_staged_as_pairs(self) -> None:
+        """As `histc` looks for them on torch 2.12 and later: 8 bytes for each block of threads."""
+        flat = tensor(1 << 20)
+        (_, staged, *_), (_, largest, *_) = (
+            [each for each in Calls().call(operator, flat) if each != "out1"]
+            for operator in (aten.aminmax.default, aten.max.default)
+        )
+        assert staged == 2 * largest
+
+
 class TestFourierTransforms:
     """cuda/SpectralOps.cpp, `_exec_fft`: what is not transformed must have one stride."""
 
