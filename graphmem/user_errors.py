@@ -163,7 +163,7 @@ def place_of(error: BaseException) -> str:
     told = TracebackException.from_exception(error)
     _drop_callers(told)
     _keep_user_frames(told)
-    return _place_in(told.stack)
+    return _place_in(told.stack) or getattr(error, _PLACE, "")
 
 
 def _place_in(stack: list[FrameSummary], within: str = "") -> str:

@@ -26,6 +26,7 @@ from graphmem.cli.fit import fit
 from graphmem.cli.gpus import gpus
 from graphmem.cli.graph import graph
 from graphmem.cli.init import init
+from graphmem.cli.leaving import leave
 from graphmem.cli.merge_lock import merge_lock
 from graphmem.cli.plan import plan
 from graphmem.cli.published import published
@@ -86,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = Settings()
     open_missing_streams()
     with orderly_interruption(), orderly_termination():
-        return guarded(partial(_run, arguments, settings), settings)
+        exit_code = guarded(partial(_run, arguments, settings), settings)
+    return exit_code if argv is not None else leave(exit_code)
 
 
 def _run(arguments: list[str], settings: Settings) -> None:

@@ -10,6 +10,7 @@ import graphmem.live.running
 import graphmem.ranks.group
 import graphmem.report.build  # noqa: F401
 from graphmem.cli import main
+from graphmem.cli.leaving import leave
 from graphmem.live.rank_forks import serve
 from graphmem.pipeline import installed_passes
 
@@ -21,4 +22,4 @@ def _run(pipe: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_run(int(sys.argv[1])))
+    leave(_run(int(sys.argv[1])))

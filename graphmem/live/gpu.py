@@ -19,6 +19,7 @@ from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU
 from graphmem.live import resized_storages, serialization, surroundings
 from graphmem.live.messages import EnteredTwiceError, SecondGpuError
+from graphmem.live.program_threads import ProgramThreads
 from graphmem.live.session import EnoughSteps, LiveSession
 from graphmem.live.verdict import verdict_of
 from graphmem.live.workers import with_stand_ins
@@ -103,6 +104,7 @@ class VirtualGpu:
             recorder.assume(each.distribution, "a stand-in allocates for it", each.source, None)
         self._session.reads.choose(Choices.parse(assume))
         recorder.assumptions.is_strict = strict
+        self.threads = ProgramThreads()
         self._stack = ExitStack()
         self._was_entered = False
         self._finished = False
@@ -162,7 +164,9 @@ class VirtualGpu:
 
     def _replacements(self) -> list[Any]:
         session = self._session
-        journal = Journal(session.reads.known, session.location.place, lambda: session.is_stopped)
+        journal = Journal(
+            session.reads.known, session.location.place, lambda: session.enough is not None
+        )
         return [
             *addresses.replacements(session.recorder, self._simulator.block_holding),
             *serialization.replacements(session.recorder, session.fake_mode, session.reads),
@@ -185,6 +189,11 @@ class VirtualGpu:
             return 0
         card = self.memory.settled().device
         return (card.total_bytes or 0) - (card.free_bytes or 0)
+
+    @property
+    def enough(self) -> EnoughSteps | None:
+        """What stopped the program after `max_steps`; it may have caught that."""
+        return self._session.enough
 
     @property
     def refusal(self) -> InputError | None:

@@ -88,17 +88,18 @@ def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
                 gpu.abandon()
             raise
         finally:
+            gpu.threads.end()
             gpu.__exit__(type(failure) if failure else None, failure, None)
     except EnoughSteps as enough:
-        return Ending(0, "stopped by --max-steps" + ("" if enough.has_trained else _UNTRAINED))
+        return _enough(enough)
     except SystemExit as stop:
-        return Ending(_exit_code(stop.code))
+        return _stopped(gpu) or Ending(_exit_code(stop.code))
     except KeyboardInterrupt:
         return Ending(INTERRUPTED, "interrupted")
     except NoSuchProgramError:
         raise
     except InputError as error:
-        return Ending(error.exit_code, _where(error), error)
+        return _refused(error)
     except GraphmemError:
         raise
     except BaseException as error:  # noqa: BLE001 - as the interpreter itself does
@@ -106,7 +107,26 @@ def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
         why = f"ended by {type(error).__name__}: {_first_sentence(error)}"
         hint = _hint(error, gpu)
         return Ending(1, f"{why.removesuffix('.')}; {hint}" if hint else why)
-    return Ending(0)
+    return _stopped(gpu) or Ending(0)
+
+
+def _stopped(gpu: VirtualGpu) -> Ending | None:
+    """How graphmem stopped the program, in a thread or in code that caught it."""
+    by = gpu.threads.stopped_by or gpu.enough
+    if isinstance(by, InputError):
+        return _refused(by)
+    return _enough(by) if by is not None else None
+
+
+def _refused(error: InputError) -> Ending:
+    """The end at the program's line that was refused, unless the refusal names it."""
+    place = place_of(error)
+    why = f"stopped at {place}" if place and place not in str(error) else None
+    return Ending(error.exit_code, why, error)
+
+
+def _enough(enough: EnoughSteps) -> Ending:
+    return Ending(0, "stopped by --max-steps" + ("" if enough.has_trained else _UNTRAINED))
 
 
 @contextmanager
@@ -117,7 +137,7 @@ def _none_caught(gpu: VirtualGpu) -> Iterator[None]:
         yield
     except (SystemExit, EnoughSteps) as error:
         end = error
-    if gpu.refusal is not None:
+    if gpu.refusal is not None and gpu.threads.stopped_by is None:
         raise CaughtRefusalError(gpu.refusal)
     if end is not None:
         raise end
@@ -183,12 +203,6 @@ def _hint_on_extensions(error: BaseException) -> str:
         "CUDA code that a program compiles does not run on the virtual card, and what it allocates "
         "is not known"
     )
-
-
-def _where(error: InputError) -> str | None:
-    """The program's line that was refused, unless the refusal names it."""
-    place = place_of(error)
-    return f"stopped at {place}" if place and place not in str(error) else None
 
 
 def _first_sentence(error: BaseException) -> str:

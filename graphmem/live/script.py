@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from graphmem.asked_types import compiled
 from graphmem.errors import InputError, did_you_mean_file
 from graphmem.frames import Origin, is_program, origin_of
+from graphmem.live.program_threads import ProgramThreads
 from graphmem.training_step import TrainingStep
 
 
@@ -30,6 +31,10 @@ class ProgramDevice(Protocol):
 
     def follow(self, step: TrainingStep) -> None:
         """Know the functions of a step whose loop is graphmem's."""
+
+    @property
+    def threads(self) -> ProgramThreads:
+        """The threads that the program starts."""
 
     def finish(self) -> None:
         """Mark the end of the program."""
@@ -70,7 +75,8 @@ class UserProgram:
             sys.argv = [str(module.__file__), *self.arguments]
             sys.modules["__main__"] = module
             try:
-                exec(code, module.__dict__)
+                with device.threads.running():
+                    exec(code, module.__dict__)
             finally:
                 device.finish()
 

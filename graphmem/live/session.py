@@ -59,7 +59,7 @@ class LiveSession(FollowedSession):
         observer: samples the device when iterations begin.
         collector: notes when Python's cycle collector runs.
         built: names models that are never called.
-        is_stopped: whether the requested iterations have run; the program may still clean up.
+        enough: what stopped the program after the requested iterations; it may still clean up.
     """
 
     mode: LiveMode
@@ -97,7 +97,7 @@ class LiveSession(FollowedSession):
         self.collector = CollectorWatch(recorder)
         self.built = BuiltModels(recorder)
         self._max_steps = max_steps
-        self.is_stopped = False
+        self.enough: EnoughSteps | None = None
         self._is_complete = True
         self._forwards = 0
         self._walked = False
@@ -166,7 +166,7 @@ class LiveSession(FollowedSession):
             self._stop(has_trained=False)
 
     def _stop(self, *, has_trained: bool) -> NoReturn:
-        self.is_stopped = True
+        self.enough = EnoughSteps(has_trained=has_trained)
         raise EnoughSteps(has_trained=has_trained)
 
     def _look_before_refusal(self) -> None:

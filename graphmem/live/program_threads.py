@@ -1,0 +1,134 @@
+"""The threads that a program starts, as they end with it.
+
+(1) Python waits at a program's end for its threads, but for daemons (`threading._shutdown`), and
+    first has the workers of pools finish what was submitted.
+(2) What stops a program in one of its threads, `--max-steps` or a refusal, stops all of it: the
+    main thread is interrupted, which may wait for that thread's results.
+(3) A stopped program's threads, and daemons that outlive it, end at their next line: there is no
+    card any more.
+
+Not covered: a thread that waits in native code for a program that was stopped. Python would wait
+for it, so the command's process ends without (`graphmem.cli.leaving`).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures.thread as pools
+import ctypes
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from graphmem.errors import InputError
+from graphmem.live.session import EnoughSteps
+from graphmem.user_errors import note_place, place_of
+from graphmem.virtual_device.patching import replaced
+
+_STOPS = (EnoughSteps, InputError)
+
+
+class ProgramThreads:
+    """The threads that a program starts.
+
+    Attributes:
+        stopped_by: what stopped the program in a thread, without its frames, which would keep
+            tensors.
+    """
+
+    def __init__(self) -> None:
+        """Count the threads that are alive from now on."""
+        self._others = set(threading.enumerate())
+        self._lock = threading.Lock()
+        self._is_running = False
+        self.stopped_by: EnoughSteps | InputError | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Follow the program's threads, and wait for them as Python does at its end."""
+        self._is_running = True
+        hook = threading.excepthook
+
+        def end(ended: threading.ExceptHookArgs) -> None:
+            if isinstance(ended.exc_value, _STOPS):
+                self._stop(ended.exc_value)
+            else:
+                hook(ended)
+
+        with replaced([(threading, "excepthook", end)]):
+            try:
+                yield
+            except KeyboardInterrupt:
+                raise self.stopped_by or KeyboardInterrupt from None
+            except _STOPS:
+                raise
+            except BaseException:
+                self._wait()
+                raise
+            else:
+                self._wait()
+            finally:
+                with self._lock:
+                    self._is_running = False
+
+    def _stop(self, error: EnoughSteps | InputError) -> None:
+        """Clause (2)."""
+        with self._lock:
+            if self.stopped_by is None:
+                self.stopped_by = error
+                note_place(error, place_of(error))
+                error.__traceback__ = error.__context__ = error.__cause__ = None
+            main = threading.main_thread().ident
+            if self._is_running and main is not None:
+                signal.pthread_kill(main, signal.SIGINT)
+
+    def _wait(self) -> None:
+        """Clause (1)."""
+        left = self._left(daemons=False)
+        if not left:
+            return
+        with _closing_pools(left):
+            while left:
+                left[0].join()
+                left = self._left(daemons=False)
+
+    def end(self) -> None:
+        """Clause (3)."""
+        raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        for thread in self._left(daemons=True):
+            raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+
+    def _left(self, *, daemons: bool) -> list[threading.Thread]:
+        """Those that are alive; without daemons, or all."""
+        return [
+            each
+            for each in threading.enumerate()
+            if each not in self._others
+            and each is not threading.current_thread()
+            and not isinstance(each, threading._DummyThread)
+            and (daemons or not each.daemon)
+        ]
+
+
+@contextmanager
+def _closing_pools(left: list[threading.Thread]) -> Iterator[None]:
+    """Have those that are workers of pools end once they have done what was submitted.
+
+    `_python_exit` of concurrent/futures/thread.py and process.py, for the program's own pools.
+    """
+    workers: Any = pools
+    processes = sys.modules.get("concurrent.futures.process")
+    workers._shutdown = True
+    try:
+        for each in left:
+            if each in workers._threads_queues:
+                workers._threads_queues[each].put(None)
+        if processes is not None and any(each in processes._threads_wakeups for each in left):
+            processes._python_exit()
+        yield
+    finally:  # other programs may run in this process
+        workers._shutdown = False
+        if processes is not None:
+            processes._global_shutdown = False  # type: ignore[attr-defined]
