@@ -111,6 +111,19 @@ COMPILER_NAMES = (
         Names(owner, "detect_fake_mode", "the mode of the compiler's trace", _COMPILED)
         for owner in WHERE_MODES_ARE_LOOKED_FOR
     ),
+    Names(
+        "torch.fx.experimental.proxy_tensor._MakefxTracer",
+        "trace",
+        "make_fx with fake tensors of its own",
+        "a program's make_fx",
+    ),
+    Names("torch._dynamo.utils", "detect_fake_mode", "those tensors' mode", "a program's make_fx"),
+    Names(
+        "torch._subclasses.fake_tensor",
+        "maybe_get_fake_mode",
+        "those tensors' sizes",
+        "a program's make_fx",
+    ),
     Names("torch._inductor.compile_fx", "_compile_fx_inner", "Inductor's operations", _COMPILED),
     Names(
         "torch.fx.experimental.proxy_tensor",

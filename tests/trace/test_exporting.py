@@ -87,3 +87,29 @@ def test_make_fx_in_a_program_notes_each_operation(virtual_gpu: Virtual, mode: s
     gpu = virtual_gpu("t4")
     assert of("cuda") == on_host
     assert gpu.peak > 0
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_make_fx_on_fake_tensors_takes_nothing_of_the_card(virtual_gpu: Virtual, mode: str) -> None:
+    """Its sizes are symbols there as well, so that a graph made from one batch serves another."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def force(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        place = x.detach().requires_grad_()
+        energy = (place @ weight).sigmoid().sum()
+        (slope,) = torch.autograd.grad(energy, place, create_graph=True)
+        return slope + torch.zeros(x.shape[0], 1, device=x.device)
+
+    def of(device: str) -> str:
+        inputs = torch.ones(4, 8, device=device), torch.ones(8, 6, device=device)
+        before = torch.cuda.memory_allocated() if device == "cuda" else 0
+        made = make_fx(force, tracing_mode=mode)(*inputs)
+        if device == "cuda":
+            assert torch.cuda.max_memory_allocated() == before
+        if mode == "symbolic":
+            assert made(torch.ones(5, 8, device=device), inputs[1]).shape == (5, 8)
+        return made.code.replace("type='cuda', index=0", "type='cpu'")
+
+    on_host = of("cpu")
+    virtual_gpu("t4")
+    assert of("cuda") == on_host

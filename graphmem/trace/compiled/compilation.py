@@ -24,6 +24,7 @@ from graphmem.trace.compiled import (
     kernel_loops,
     kernel_values,
     steps,
+    traced_graphs,
 )
 from graphmem.trace.compiled.kernel_loops import KernelCall, KernelCalls
 from graphmem.trace.compiled.origins import Origins, buffers_of
@@ -107,6 +108,7 @@ class Compilation:
         found: list[Replacement] = [
             (torch, "compile", self._noting_steps(self._first(torch.compile))),
             (torch.export, "export", self._exporting(torch.export.export)),
+            traced_graphs.replacement(self._unwatched),
         ]
         frames = sys.modules.get(_FRAMES)
         if frames is not None:  # functions compiled before the program began go through this

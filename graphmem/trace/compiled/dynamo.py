@@ -17,6 +17,7 @@ import torch
 import torch.nn.modules.module as module_hooks
 from torch._guards import Guard, TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 from torch.optim import optimizer as optimizers
 
 from graphmem.frames import Origin, origin_of
@@ -55,7 +56,6 @@ def replacements(unwatched: Unwatched, savings: Savings) -> list[Replacement]:
     import torch._inductor.compile_fx as compile_fx
     from torch._dynamo import device_interface
     from torch._functorch._aot_autograd import utils as aot_utils
-    from torch.fx.experimental import proxy_tensor
 
     stream_of = torch._C._cuda_getCurrentRawStream
     return [
@@ -66,15 +66,22 @@ def replacements(unwatched: Unwatched, savings: Savings) -> list[Replacement]:
         ),
         # A backward pass may not be compiled until it first runs.
         (compile_fx, "_compile_fx_inner", unwatched.running(compile_fx._compile_fx_inner)),
-        (proxy_tensor, "unset_fake_temporarily", unwatched.recorded),
         (device_interface, "get_cuda_stream", stream_of),
         (device_interface.CudaInterface, "get_raw_stream", staticmethod(stream_of)),
-        (FakeTensorMode, "avoid_device_init", property(lambda mode: True)),
         # Compiled code and its guards must not count graphmem's own hooks.
         (aot_utils, "top_saved_tensors_hooks", lambda: None),
         (module_hooks, "_has_any_global_hook", _has_any_global_hook),
+        *fake_constants(unwatched),
         *_switches_of_devices(),
         *_tensors_of_traces(),
+    ]
+
+
+def fake_constants(unwatched: Unwatched) -> list[Replacement]:
+    """Let a trace on fake tensors make constants on the card, and record those that are real."""
+    return [
+        (proxy_tensor, "unset_fake_temporarily", unwatched.recorded),
+        (FakeTensorMode, "avoid_device_init", property(lambda mode: True)),
     ]
 
 
