@@ -7,7 +7,8 @@
     iteration; two optimizers that step in turn, as in a GAN, make two.
 (3) If the program calls no module, the backward pass begins the iteration; the operations since the
     last optimizer step are its forward pass.
-(4) A module called without gradients begins an evaluation, which ends when training resumes.
+(4) A module called without gradients begins an evaluation, which ends when training resumes. A
+    backward pass within such a call, as from an energy to its forces, is part of the evaluation.
 (5) Without an optimizer or a backward pass, each forward pass counts as a step.
 (6) Before the first operation on the card, a module that is called begins nothing: it runs on the
     CPU, as a detector does that measures its strides when it is built. Nor does a backward pass
@@ -101,7 +102,7 @@ class LiveSession(FollowedSession):
         self._is_complete = True
         self._forwards = 0
         self._walked = False
-        self._is_walk_of_cpu = False
+        self._is_aside = False
         self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._evaluated: dict[int, weakref.ref[torch.nn.Module]] = {}
 
@@ -187,8 +188,9 @@ class LiveSession(FollowedSession):
     def begin_backward(self) -> None:
         """Begin a phase at the outermost call of `backward` or `grad`."""
         if not self._depth:
-            self._is_walk_of_cpu = not (self.recorder.graph.ops or self._made)
-        if self._is_walk_of_cpu:  # clause 6
+            is_of_cpu = not (self.recorder.graph.ops or self._made)
+            self._is_aside = is_of_cpu or self._is_within_evaluation()
+        if self._is_aside:  # clauses 4 and 6
             return
         if not self._depth and self._is_complete:
             self._begin_iteration()
@@ -196,15 +198,19 @@ class LiveSession(FollowedSession):
         self._walked = True
         super().begin_backward()
 
+    def _is_within_evaluation(self) -> bool:
+        is_evaluation = self.recorder.phases.running is PhaseName.EVALUATION
+        return is_evaluation and self.location.is_in_module
+
     def leave_backward(self) -> None:
         """End a backward pass, which completes the iteration if there is no optimizer."""
         super().leave_backward()
-        if not self._depth and not self._made:
+        if not self._depth and not self._made and not self._is_aside:
             self._is_complete = True
 
     def end_backward_phase(self) -> None:
         """End the phase, if there is one."""
-        if not self._is_walk_of_cpu:
+        if not self._is_aside:
             super().end_backward_phase()
 
     def optimizer_stepped(self) -> None:

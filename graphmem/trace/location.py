@@ -85,6 +85,11 @@ class Location:
         stack = self._of_thread.modules
         return stack[-1][0] if stack else ""
 
+    @property
+    def is_in_module(self) -> bool:
+        """Whether a module is running."""
+        return bool(self._of_thread.modules)
+
     @contextmanager
     def following(self, outermost: FrameType | None) -> Iterator[None]:
         """Track the running module; frames from `outermost` outwards are not searched."""

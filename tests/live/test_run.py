@@ -207,6 +207,33 @@ class TestTraining:
         assert enough.stdout.count("step\n") == 3
         assert "stopped by --max-steps\n" in enough.stderr
 
+    def test_forces_found_in_an_evaluation_are_no_step(self, run: Run, tmp_path: Path) -> None:
+        """nequip's model differentiates its energy in Lightning's first validation, too."""
+        script, output = tmp_path / "forces.py", tmp_path / "report.json"
+        script.write_text(
+            "import torch\n"
+            "class Model(torch.nn.Linear):\n"
+            "    def forward(self, x):\n"
+            "        with torch.enable_grad():\n"
+            "            x = x.requires_grad_()\n"
+            "            energy = super().forward(x).square().sum()\n"
+            "            return torch.autograd.grad(energy, x, create_graph=self.training)[0]\n"
+            "model = Model(4, 4).cuda()\n"
+            "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+            "for training in (False, True, False):\n"
+            "    with torch.set_grad_enabled(training):\n"
+            "        force = model.train(training)(torch.randn(2, 4, device='cuda'))\n"
+            "    if training:\n"
+            "        force.sum().backward()\n"
+            "        optimizer.step()\n"
+        )
+        run("--format", "json", "-o", output, script)
+
+        steps = report_of(output)["steps"]
+        phases = [[phase["name"] for phase in step["phases"]] for step in steps]
+        for_forces = ["forward", "backward"]
+        assert phases == [[*for_forces, "forward", "backward", "optimizer", "evaluation"]]
+
     def test_layers_tried_on_the_cpu_are_no_steps(self, run: Run, tmp_path: Path) -> None:
         """YOLOv5 measures its strides so, calling each layer of a model that is not moved yet."""
         script = tmp_path / "detect.py"
