@@ -117,7 +117,6 @@ COMPILER_NAMES = (
         "make_fx with fake tensors of its own",
         "a program's make_fx",
     ),
-    Names("torch._dynamo.utils", "detect_fake_mode", "those tensors' mode", "a program's make_fx"),
     Names(
         "torch._subclasses.fake_tensor",
         "maybe_get_fake_mode",
