@@ -23,6 +23,9 @@ LARGEST = 5
 MOST_STEPS = 8
 FIRST_STEPS = 3
 LAST_STEPS = 2
+MOST_PHASES = 16
+FIRST_PHASES = 4
+LAST_PHASES = 4
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = ("", *"▏▎▍▌▋▊▉█")
 _BAR_WIDTH = 16
@@ -159,14 +162,28 @@ def _steps(report: Report) -> Iterator[RenderableType]:
     for before, step in zip([None, *shown], shown, strict=False):
         if before is not None and step.step != before.step + 1:
             table.add_row("…")
-        for i, phase in enumerate(step.phases):
-            table.add_row(
-                str(step.step) if not i else "",
-                phase.name,
-                *(_both(nbytes) for nbytes in (phase.start, phase.peak, phase.end)),
-            )
+        _add_phases(table, step)
     yield table
     yield Text()
+
+
+def _add_phases(table: Table, step: StepInfo) -> None:
+    shown = _shown_phases(step)
+    for before, i in zip([-1, *shown], shown, strict=False):
+        if i != before + 1:
+            table.add_row("", "…")
+        phase = step.phases[i]
+        bytes_then = map(_both, (phase.start, phase.peak, phase.end))
+        table.add_row(str(step.step) if not i else "", phase.name, *bytes_then)
+
+
+def _shown_phases(step: StepInfo) -> list[int]:
+    """All phases; of many, as accumulated gradients have, the first, the last and the highest."""
+    every = range(len(step.phases))
+    if len(every) <= MOST_PHASES:
+        return [*every]
+    highest = max(every, key=lambda i: step.phases[i].peak)
+    return sorted({*every[:FIRST_PHASES], highest, *every[-LAST_PHASES:]})
 
 
 def _shown_steps(report: Report) -> list[StepInfo]:

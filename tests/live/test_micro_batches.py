@@ -34,3 +34,20 @@ def test_only_the_last_backward_pass_precedes_the_optimizer(
     report = json.loads(output.read_text())
     phases = [[phase["name"] for phase in step["phases"]] for step in report["steps"]]
     assert phases == [["forward", "backward"] * 3 + ["optimizer"]] * 2
+
+
+def test_of_many_passes_the_text_shows_the_first_the_highest_and_the_last(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """The fifth of twelve batches has the most rows, and so the highest peak."""
+    batches = "for rows in [8] * 4 + [16_384] + [8] * 7"
+    program = TRAINING.replace("for batch in range(3)", batches).replace("(8,", "(rows,")
+    (tmp_path / "train.py").write_text(program)
+    done = run_graphmem("run", "--gpu", "t4", str(tmp_path / "train.py"))
+
+    table = done.stderr.partition("step  phase")[2].partition("\n\n")[0].splitlines()[1:]
+    steps = [(line[:6].strip(), line[6:].split()[0]) for line in table]
+    passes = ["forward", "backward"]
+    one = [*passes, *passes, "…", "backward", "…", "backward", *passes, "optimizer"]
+    assert [name for _, name in steps] == one * 2
+    assert [number for number, _ in steps if number] == ["0", "1"]
