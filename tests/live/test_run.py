@@ -687,6 +687,14 @@ def test_an_error_before_the_first_step_leaves_parameters_their_names(
     assert (weight["category"], weight["reason"]) == ("parameter", "the parameter weight")
 
 
+def test_a_message_that_begins_with_an_empty_line_is_shown(run: Run, tmp_path: Path) -> None:
+    """Coqui's TTS raises its hints on packages so."""
+    script = tmp_path / "ended.py"
+    script.write_text("raise ImportError('\\nTorchCodec is needed:\\npip install it')\n")
+
+    assert "graphmem: ended by ImportError: TorchCodec is needed:\n" in run(script).stderr
+
+
 def test_an_error_before_a_modules_init_is_the_scripts_own(run: Run, tmp_path: Path) -> None:
     """The traceback's frame holds a module without parameters, as in DETR's `Backbone`."""
     script = tmp_path / "ended.py"
