@@ -25,7 +25,7 @@ import torch
 from graphmem.frames import is_program
 from graphmem.graph import Source
 from graphmem.retention import Referrer, Retention
-from graphmem.trace.location import Location
+from graphmem.trace.location import Location, below
 from graphmem.trace.naming import is_initialised, variables_of
 from graphmem.trace.quantised import OF_EVERY_MODULE
 from graphmem.trace.recorder import Recorder
@@ -166,7 +166,7 @@ def _left_frames() -> list[FrameType]:
 
 def _called_functions(location: Location) -> Iterator[tuple[Variable, Any]]:
     """What graphmem and models call of a program: no frame holds its variables meanwhile."""
-    modules = [module for root in location.roots for module in root.modules()]
+    modules = [module for _, root in location.roots for module in root.modules()]
     hooks = [hook for each in modules for kind in _HOOKS for hook in vars(each)[kind].values()]
     for called in (*location.functions, *hooks):
         kind = type(called)
@@ -189,9 +189,9 @@ def _defaults(function: FunctionType) -> dict[str, Any]:
 
 def _attributes_of_models(location: Location) -> Iterator[tuple[Variable, Any]]:
     """What modules keep apart from parameters, buffers and hooks, named as the report does."""
-    for root in location.roots:
+    for root_name, root in location.roots:
         for path, module in root.named_modules():
-            of_module = Variable(path or type(module).__name__, "", None)
+            of_module = Variable(below(root_name, path) or type(module).__name__, "", None)
             for name, value in _own_attributes(module):
                 yield of_module.attribute(module, name), value
 

@@ -75,7 +75,7 @@ class Location:
         self._hooks: list[Any] = []
         self._of_thread = _OfThread()
         self._names: dict[int, _Named] = {}
-        self._roots: list[weakref.ref[torch.nn.Module]] = []
+        self._roots: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self._is_user_file: dict[str, bool] = {}
         self._sources: dict[tuple[str, str, int], Source] = {}
 
@@ -161,10 +161,16 @@ class Location:
         self._of_thread.modules.pop()
 
     def _name(self, module: torch.nn.Module) -> str:
-        """Name a module on first sight: by its class inside another one, else as a root."""
+        """Name a module on first sight, which no known one registers.
+
+        Inside another one it is named by its class, or as that by which an adapter has replaced
+        the other's `forward` registers it.
+        """
         if self._of_thread.modules:
-            self._roots.append(weakref.ref(module))
-            self._note(module, f"{self.module}.{type(module).__name__}".lstrip("."))
+            caller, running = self._of_thread.modules[-1]
+            self._know_replacing(running, caller)
+            if id(module) not in self._names:
+                self.know(module, below(caller, type(module).__name__))
         else:
             self.know(module)
         return self._names[id(module)].name
@@ -187,12 +193,18 @@ class Location:
             known.within[caller] = f"{caller}.{path}" if path else known.name
         return known.within[caller]
 
-    def know(self, root: torch.nn.Module) -> None:
+    def know(self, root: torch.nn.Module, name: str = "") -> None:
         """Name every module below a root, one under two names by the first until it is called."""
-        self._roots.append(weakref.ref(root))
-        for name, module in root.named_modules():
+        self._roots.append((name, weakref.ref(root)))
+        for path, module in root.named_modules():
             if id(module) not in self._names:
-                self._note(module, without_wrappers(name))
+                self._note(module, below(name, without_wrappers(path)))
+
+    def _know_replacing(self, module: torch.nn.Module, name: str) -> None:
+        """Know the module whose method stands for another's `forward`, as kohya's LoRA does."""
+        replacing = getattr(vars(module).get("forward"), "__self__", None)
+        if isinstance(replacing, torch.nn.Module) and id(replacing) not in self._names:
+            self.know(replacing, name)
 
     def follow(self, step: TrainingStep) -> None:
         """Know the functions of a step that graphmem calls."""
@@ -213,10 +225,10 @@ class Location:
         del self._names[known.key]
 
     @property
-    def roots(self) -> list[torch.nn.Module]:
-        """The modules that were called from outside any other, if they still exist."""
-        found = [known() for known in self._roots]
-        return [module for module in found if module is not None]
+    def roots(self) -> list[tuple[str, torch.nn.Module]]:
+        """The modules that no other one registers, if they still exist, with their names."""
+        found = [(name, known()) for name, known in self._roots]
+        return [(name, module) for name, module in found if module is not None]
 
     def source(self) -> Source | None:
         """The innermost line of the program, or None if there is none on the stack."""
@@ -274,6 +286,11 @@ class Location:
         while frame is not None and frame is not self._outermost:
             yield frame
             frame = frame.f_back
+
+
+def below(name: str, path: str) -> str:
+    """The name of what has a path within a module of a name; the one or the other may be empty."""
+    return f"{name}.{path}" if name and path else name or path
 
 
 def without_wrappers(name: str) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from graphmem.frames import is_program, short_path
 from graphmem.graph import Owner, OwnerKind, Source, Storage
-from graphmem.trace.location import Location, without_wrappers
+from graphmem.trace.location import Location, below, without_wrappers
 from graphmem.trace.quantised import (
     OF_EVERY_MODULE,
     is_foreign,
@@ -50,9 +50,10 @@ def is_initialised(module: torch.nn.Module) -> bool:
     return "_parameters" in vars(module)
 
 
-def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
-    """Name parameters, their gradients, and buffers by their qualified names."""
-    named = [(without_wrappers(name), each) for name, each in model.named_parameters()]
+def name_model(recorder: Recorder, model: torch.nn.Module, root: str = "") -> None:
+    """Name parameters, their gradients, and buffers by their qualified names below a root's."""
+    parameters = model.named_parameters()
+    named = [(below(root, without_wrappers(name)), each) for name, each in parameters]
     _name_parts(recorder, OwnerKind.PARAMETER, named, "")
     leaves = [(name, each) for name, each in named if each.is_leaf or each.retains_grad]
     gradients = [(name, each.grad) for name, each in leaves if each.grad is not None]
@@ -62,15 +63,15 @@ def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
         found = [(name, each) for name, each in kept if isinstance(each, torch.Tensor)]
         _name_parts(recorder, kind, found, f".{attribute}")
     for name, buffer in model.named_buffers():
-        recorder.identify(buffer, OwnerKind.BUFFER, without_wrappers(name))
+        recorder.identify(buffer, OwnerKind.BUFFER, below(root, without_wrappers(name)))
     for name, parameter in named:
         for path, tensor in tensors_beside(parameter):
             recorder.identify(tensor, OwnerKind.BUFFER, f"{name}.{path}")
     for path, module in model.named_modules():
         for name, tensor in tensors_of_objects(module):
             if tensor.grad_fn is None:  # else a result, as of the model that an object keeps
-                whole = f"{path}.{name}" if path else name
-                recorder.identify(tensor, OwnerKind.BUFFER, without_wrappers(whole))
+                whole = below(root, without_wrappers(below(path, name)))
+                recorder.identify(tensor, OwnerKind.BUFFER, whole)
 
 
 def _name_parts(
@@ -103,15 +104,15 @@ def module_together(names: Sequence[str]) -> str:
     return name_together(names).rpartition(".")[0] or "the root module"
 
 
-def describe_model(recorder: Recorder, model: torch.nn.Module) -> None:
+def describe_model(recorder: Recorder, model: torch.nn.Module, root: str = "") -> None:
     """Record the class of every module, which parameters train, and which have several names."""
     graph = recorder.graph
     for name, module in model.named_modules():
         if not hasattr(module, "_orig_mod"):
-            graph.modules.setdefault(without_wrappers(name), type(module).__name__)
+            graph.modules.setdefault(below(root, without_wrappers(name)), type(module).__name__)
     first: dict[int, str] = {}
     for wrapped_name, parameter in torch.nn.Module.named_parameters(model, remove_duplicate=False):
-        name = without_wrappers(wrapped_name)
+        name = below(root, without_wrappers(wrapped_name))
         if first.setdefault(id(parameter), name) != name:
             graph.tied[name] = first[id(parameter)]
         else:
@@ -158,8 +159,8 @@ def name_variables(recorder: Recorder, location: Location) -> None:
                     names.setdefault(storage.id, (storage, {}))[1][name + suffix] = line or source
         for storage, found in names.values():
             _name_local(recorder.variable_of(storage), found)
-    for root in location.roots:
-        _name_attributes(recorder, root)
+    for name, root in location.roots:
+        _name_attributes(recorder, root, name)
     for module in _user_modules(location):
         _name_globals(recorder, module)
 
@@ -185,7 +186,7 @@ def _is_nameless(recorder: Recorder, storage: Storage) -> bool:
     return variable is not None and not variable.name
 
 
-def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
+def _name_attributes(recorder: Recorder, root: torch.nn.Module, root_name: str) -> None:
     """Name the tensors that modules keep apart from parameters and buffers."""
     for path, module in root.named_modules():
         kind = type(module)
@@ -196,13 +197,14 @@ def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
                 storage = recorder.storage_of(tensor)
                 if storage is not None and file is not None and _is_nameless(recorder, storage):
                     source = retaining_line(file, attribute, of_class=kind.__name__)
-                    name = f"{path or kind.__name__}.{attribute}{suffix}"
+                    of_module = below(root_name, path) or kind.__name__
+                    name = f"{of_module}.{attribute}{suffix}"
                     recorder.name_variable(storage, name, source)
 
 
 def _user_modules(location: Location) -> list[ModuleType]:
     """The Python modules of the user's frames and of the classes of the models."""
-    names = [type(module).__module__ for root in location.roots for module in root.modules()]
+    names = [type(module).__module__ for _, root in location.roots for module in root.modules()]
     names += [frame.f_globals.get("__name__", "") for frame in location.user_frames()]
     found = [sys.modules[name] for name in dict.fromkeys(names) if name in sys.modules]
     return [each for each in found if is_program(getattr(each, "__file__", None) or "<frozen")]

@@ -236,9 +236,9 @@ class Session:
 
     def name_what_lives(self) -> None:
         """Name what models and optimizers hold, by their current names."""
-        for model in self.location.roots:
-            name_model(self.recorder, model)
-            describe_model(self.recorder, model)
+        for name, model in self.location.roots:
+            name_model(self.recorder, model, name)
+            describe_model(self.recorder, model, name)
         for optimizer in self._known_optimizers():
             name_optimizer(self.recorder, optimizer)
 
@@ -338,8 +338,8 @@ class Session:
             known = self._optimizers.get(id(optimizer))
             if known is None or known() is not optimizer:
                 self._optimizers[id(optimizer)] = weakref.ref(optimizer)
-                for model in self.location.roots:
-                    name_model(self.recorder, model)
+                for name, model in self.location.roots:
+                    name_model(self.recorder, model, name)
             if _has_gradients(optimizer):
                 name_optimizer(self.recorder, optimizer)
             self.recorder.phases.optimizer_steps()

@@ -217,8 +217,8 @@ class _Tracer:
 
     @acts_for_the_program
     def _iterate(self, number: int, iterate: Callable[[], Any]) -> None:
-        for model in self._session.location.roots:
-            name_model(self._recorder, model)
+        for name, model in self._session.location.roots:
+            name_model(self._recorder, model, name)
         self._recorder.phases.begin_iteration(number)
         iterate()
         self._session.name_what_lives()

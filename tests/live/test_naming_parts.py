@@ -44,6 +44,38 @@ def test_a_closure_that_calls_the_model_first_does_not_cost_it_its_names(virtual
     assert not [name for name in found if "param_groups" in name]
 
 
+class Adapter(torch.nn.Module):
+    """An adapter as kohya's trainers make them: it replaces a layer's `forward`."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.down = torch.nn.Linear(256, 64, bias=False)
+        self.up = torch.nn.Linear(64, 256, bias=False)
+        self.scale = torch.nn.Parameter(torch.ones(256))
+        self.replaced = layer.forward
+        layer.forward = self.forward  # type: ignore[method-assign]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.replaced(x) + self.scale * self.up(self.down(x))
+        return result
+
+
+def test_an_adapter_that_no_model_registers_has_the_name_of_its_layer(virtual_gpu: Card) -> None:
+    gpu = virtual_gpu("a100")
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256)).to("cuda").requires_grad_(False)
+    adapter = Adapter(model[0]).to("cuda")
+    optimizer = torch.optim.AdamW(adapter.parameters())
+    for _ in range(2):
+        model(torch.ones(2, 256, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = owners(gpu)
+    for name in ("0.down.weight", "0.up.weight", "0.scale"):
+        assert found[name] == "parameter"
+        assert found[f"{name}.exp_avg"] == "optimizer_state"
+
+
 def test_a_result_that_an_object_of_the_model_keeps_is_no_buffer(virtual_gpu: Card) -> None:
     gpu = virtual_gpu("a100")
     model = torch.nn.Linear(256, 256, device="cuda")

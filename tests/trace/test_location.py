@@ -160,7 +160,7 @@ class TestModule:
         model(torch.ones(1))
 
         assert asking.seen == ["0"]
-        assert location.roots == [model]
+        assert location.roots == [("", model)]
 
     def test_a_module_under_two_names_keeps_the_first(self, location: Location) -> None:
         asking = Asking(location)
@@ -233,6 +233,31 @@ class TestModule:
         model(torch.ones(1))
 
         assert stranger.seen == ["0.Asking"]
+        assert location.roots == [("", model), ("0.Asking", stranger)]
+
+    def test_an_adapter_is_named_below_the_layer_whose_forward_it_replaces(
+        self, location: Location
+    ) -> None:
+        """The `LoRAModule` of kohya's trainers, which their model does not register."""
+        model = nn.Sequential(nn.Identity(), nn.Identity())
+        down = Asking(location)
+
+        class Adapter(nn.Module):
+            def __init__(self, layer: nn.Module) -> None:
+                super().__init__()
+                self.lora = nn.ModuleDict({"down": down})
+                self.wrapped = layer.forward
+                layer.forward = self.forward
+
+            def forward(self, x: Tensor) -> Tensor:
+                result: Tensor = self.lora["down"](self.wrapped(x))
+                return result
+
+        adapter = Adapter(model[1])
+        model(torch.ones(1))
+
+        assert down.seen == ["1.lora.down"]
+        assert location.roots == [("", model), ("1", adapter)]
 
     def test_a_module_that_raises_is_left(self, location: Location) -> None:
         model = nn.Sequential(Raising())
