@@ -20,6 +20,7 @@ from graphmem.frames import Origin, is_program, origin_of, short_path
 from graphmem.graph import Source
 from graphmem.module_calls import ModuleCall
 from graphmem.trace.compiled.origins import Buffer
+from graphmem.trace.operands import tensors_of
 from graphmem.training_step import TrainingStep
 
 
@@ -39,10 +40,11 @@ class _Named(weakref.ref[torch.nn.Module]):
 
 
 class _OfThread(threading.local):
-    """The modules running in a thread, innermost last."""
+    """The modules running in a thread, innermost last, and how many outer ones prepare data."""
 
     def __init__(self) -> None:
         self.modules: list[tuple[str, torch.nn.Module]] = []
+        self.preparing = 0
 
 
 class Location:
@@ -63,7 +65,7 @@ class Location:
 
         Args:
             on_root: called with each module that is called from outside of any other, before it
-                runs.
+                runs; not with one that only prepares data on the host.
         """
         self._on_root = on_root
         self.within = ""
@@ -117,8 +119,11 @@ class Location:
             self._forget_all()
         known = self._names.get(id(module))
         name = self._name(module) if known is None else self._name_here(known, module)
-        if not stack:
-            self._on_root(module)
+        if len(stack) == self._of_thread.preparing:
+            if _prepares_data(module, args):
+                self._of_thread.preparing += 1
+            else:
+                self._on_root(module)
         if name not in self.calls or not self.calls[name].checkpointed:
             self._note_call(name, sys._getframe(1))
         stack.append((name, module))
@@ -158,7 +163,9 @@ class Location:
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
             return
-        self._of_thread.modules.pop()
+        thread = self._of_thread
+        thread.modules.pop()
+        thread.preparing = min(thread.preparing, len(thread.modules))
 
     def _name(self, module: torch.nn.Module) -> str:
         """Name a module on first sight, which no known one registers.
@@ -312,6 +319,12 @@ _CALL = torch.nn.Module._call_impl.__code__
 
 def _has_state(module: torch.nn.Module) -> bool:
     return any(True for _ in chain(module.parameters(), module.buffers()))
+
+
+def _prepares_data(module: torch.nn.Module, args: Any) -> bool:
+    """Whether a module without state is given data on the host, as torchvision's transforms."""
+    on_host = bool(args) and all(each.is_cpu for each in tensors_of(args))
+    return on_host and not _has_state(module)
 
 
 def _nothing(frame: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -41,6 +42,38 @@ if __name__ == "__main__":
     for _ in range(3):
         step()
 """
+
+
+def test_a_transform_of_data_on_the_host_begins_no_iteration(
+    tmp_path: Path, run_graphmem: Run
+) -> None:
+    """torchvision's transforms are modules; trainers that cache latents call them before anything
+    trains. Six of them and six encodings would be more than seven forward passes."""
+    (tmp_path / "train.py").write_text("""\
+import torch
+from torch import nn
+
+normalize = nn.Hardtanh()
+encoder = nn.Linear(16, 8).cuda()
+latents = []
+for row in torch.randn(6, 16):
+    row = normalize(row)
+    with torch.no_grad():
+        latents.append(encoder(row.cuda()))
+model = nn.Linear(8, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for latent in latents:
+    model(latent).sum().backward()
+    optimizer.step()
+    normalize(torch.randn(16))
+""")
+    run = ("--gpu", "t4", "--max-steps", "7", "--format", "json", f"{tmp_path}/train.py")
+    outcome = run_graphmem("run", *run)
+    assert outcome.exit_code == 0, outcome.stderr
+    steps = json.loads(outcome.stderr)["steps"]
+
+    names = [[phase["name"] for phase in step["phases"]] for step in steps]
+    assert names == [["forward", "backward", "optimizer"]] * 6
 
 
 @pytest.mark.parametrize("command", ["analyze", "run"])
