@@ -9,11 +9,12 @@ which they are reduced (`ipg_buckets`, stage3.py; before 0.17 one buffer).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any
+
+from torch.utils.weak import WeakIdKeyDictionary
 
 from graphmem.graph import OwnerKind
 from graphmem.trace.naming import module_together
@@ -27,9 +28,13 @@ Call = Callable[..., Any]
 @contextmanager
 def named(recorder: Recorder) -> Iterator[None]:
     """Name the memory of ZeRO-3 while the context is open."""
+    names: Any = WeakIdKeyDictionary()
+
+    def of_models(debug: Any) -> AbstractContextManager[None]:
+        return replaced([_extracting(names, debug)])
 
     def of_gathered(partition_parameters: Any) -> AbstractContextManager[None]:
-        return replaced(_gathering(recorder, partition_parameters))
+        return replaced(_gathering(recorder, partition_parameters, names))
 
     def of_gradients(stage3: Any) -> AbstractContextManager[None]:
         optimizer = stage3.DeepSpeedZeroOptimizer_Stage3
@@ -37,53 +42,65 @@ def named(recorder: Recorder) -> Iterator[None]:
 
     zero = "deepspeed.runtime.zero"
     with (
+        prepared("deepspeed.utils.debug", of_models),
         prepared(f"{zero}.partition_parameters", of_gathered),
         prepared(f"{zero}.stage3", of_gradients),
     ):
         yield
 
 
-def _gathering(recorder: Recorder, partition_parameters: Any) -> list[Replacement]:
+def _extracting(names: Any, debug: Any) -> Replacement:
+    """An engine names the parameters of its model; DeepSpeed itself knows those of the last one."""
+    extract = debug.debug_extract_module_and_param_names
+
+    @wraps(extract)
+    def extract_and_note(model: Any) -> None:
+        extract(model)
+        for name, parameter in model.named_parameters():
+            names[parameter] = name
+
+    return debug, "debug_extract_module_and_param_names", extract_and_note
+
+
+def _gathering(recorder: Recorder, partition_parameters: Any, names: Any) -> list[Replacement]:
     alone, together = (
         partition_parameters.AllGatherHandle,
         partition_parameters.AllGatherCoalescedHandle,
     )
     wait, wait_for_all, init = alone.wait, together.wait, together.__init__
 
+    def name_of(parameter: Any) -> str:
+        """Its name, or until an engine has it, as while weights are read, its shape."""
+        name: str = names.get(parameter) or f"of shape {list(parameter.ds_shape)}"
+        return name
+
+    def name_gathered(parameters: Sequence[Any]) -> None:
+        for each in parameters:
+            recorder.identify(each, OwnerKind.PARAMETER, f"{name_of(each)} (all-gathered)")
+
     @wraps(init)
     def init_and_name(handle: Any, *args: Any, **options: Any) -> None:
         init(handle, *args, **options)
         if handle.partitions:
-            module = module_together([_name_of(each) for each in handle.params])
+            module = module_together([name_of(each) for each in handle.params])
             name = f"all-gather buffer of {module}"
             recorder.identify(handle.partitions[0], OwnerKind.COMMUNICATION, name)
 
     @wraps(wait)
     def wait_and_name(handle: Any, *args: Any, **options: Any) -> None:
         wait(handle, *args, **options)
-        _name_gathered(recorder, [handle._AllGatherHandle__param])
+        name_gathered([handle._AllGatherHandle__param])
 
     @wraps(wait_for_all)
     def wait_for_all_and_name(handle: Any, *args: Any, **options: Any) -> None:
         wait_for_all(handle, *args, **options)
-        _name_gathered(recorder, handle.params)
+        name_gathered(handle.params)
 
     return [
         (together, "__init__", init_and_name),
         (alone, "wait", wait_and_name),
         (together, "wait", wait_for_all_and_name),
     ]
-
-
-def _name_gathered(recorder: Recorder, parameters: Sequence[Any]) -> None:
-    for each in parameters:
-        recorder.identify(each, OwnerKind.PARAMETER, f"{_name_of(each)} (all-gathered)")
-
-
-def _name_of(parameter: Any) -> str:
-    """The name by which DeepSpeed's engine knows it, which collects them when it is made."""
-    name: str = importlib.import_module("deepspeed.utils.debug").debug_param2name(parameter)
-    return name
 
 
 def _reducing(recorder: Recorder, init: Call) -> Call:

@@ -31,7 +31,10 @@ model(rows).sum().backward()
 torch.empty(1 << 26, device="cuda")
 """
 DEEPSPEED = {
-    "utils.debug": "def debug_param2name(param): return 'head.weight'",
+    "utils.debug": """
+def debug_extract_module_and_param_names(model): ...
+def debug_param2name(param): return "unknown"  # to the second engine's
+""",
     "runtime.zero.partition_parameters": """
 import torch
 class AllGatherHandle:
@@ -57,9 +60,12 @@ class DeepSpeedZeroOptimizer_Stage3:
 ZERO3 = """
 from deepspeed.runtime.zero.partition_parameters import AllGatherCoalescedHandle
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.utils.debug import debug_extract_module_and_param_names
 weight = model.weight
 weight.ds_shape, weight.ds_tensor = weight.shape, torch.empty(512 * 1024, device="cuda")
 weight.data = torch.empty(0, device="cuda")
+debug_extract_module_and_param_names(torch.nn.ModuleDict({"head": model}))
+debug_extract_module_and_param_names(torch.nn.Linear(1, 1))  # of another engine: a reference model
 optimizer = DeepSpeedZeroOptimizer_Stage3(weight.ds_tensor)
 flat = torch.empty(1024 * 1024, device="cuda")
 handle = AllGatherCoalescedHandle(None, [weight], [flat[:512 * 1024], flat[512 * 1024:]])
