@@ -12,7 +12,8 @@ Clauses:
     model computes from its weights costs nothing here.
 (5) Integers and bools are carried up to `INTEGERS` elements, other numbers up to `FLOATS`: programs
     decide by indices, counts and masks, and by boxes that anchors are matched with. Random numbers
-    other than integers are carried up to `DRAWN` elements: most of them are noise.
+    other than integers are carried up to `DRAWN` elements: most of them are noise. Products are
+    computed up to `PRODUCT`, so that a frozen network does not run here.
 (6) Values from a rule in `rules` are *assumed*, and so is everything computed from them.
 (7) A small table of integers that a program creates by `empty`, to write its entries one by one,
     begins as zeros: entries read before they are written are meaningless on a card, too.
@@ -51,6 +52,7 @@ from graphmem.values.limits import (
     DRAWN,
     is_computed,
     is_drawn,
+    is_large_product,
     is_postponed,
     is_small,
     is_table,
@@ -99,7 +101,9 @@ class KnownValues(HeldValues):
         if plan.writes:
             self._write(plan, func, args, kwargs)
             return
-        is_carried_here = is_computed(plan, result)
+        is_carried_here = is_computed(plan, result) and not is_large_product(
+            func, args, kwargs, result
+        )
         if is_carried_here and self._postpone(plan, func, args, kwargs, result):
             return
         known = self._real(args, kwargs) if is_carried_here else None
