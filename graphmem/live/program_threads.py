@@ -1,7 +1,7 @@
 """The threads that a program starts, as they end with it.
 
 (1) Python waits at a program's end for its threads, but for daemons (`threading._shutdown`), and
-    first has the workers of pools finish what was submitted.
+    first has the workers of pools finish what was submitted, as others that have registered for it.
 (2) What stops a program in one of its threads, `--max-steps` or a refusal, stops all of it: the
     main thread is interrupted, which may wait for that thread's results.
 (3) A stopped program's threads, and daemons that outlive it, end at their next line: there is no
@@ -41,6 +41,7 @@ class ProgramThreads:
     def __init__(self) -> None:
         """Count the threads that are alive from now on."""
         self._others = set(threading.enumerate())
+        self._called_later = list(threading._threading_atexits)  # type: ignore[attr-defined]
         self._lock = threading.Lock()
         self._is_running = False
         self.stopped_by: EnoughSteps | InputError | None = None
@@ -76,10 +77,11 @@ class ProgramThreads:
     def _stop(self, error: EnoughSteps | InputError) -> None:
         """Clause (2)."""
         with self._lock:
-            if self.stopped_by is None:
-                self.stopped_by = error
-                note_place(error, place_of(error))
-                error.__traceback__ = error.__context__ = error.__cause__ = None
+            if self.stopped_by is not None:
+                return
+            self.stopped_by = error
+            note_place(error, place_of(error))
+            error.__traceback__ = error.__context__ = error.__cause__ = None
             main = threading.main_thread().ident
             if self._is_running and main is not None:
                 signal.pthread_kill(main, signal.SIGINT)
@@ -90,6 +92,9 @@ class ProgramThreads:
         if not left:
             return
         with _closing_pools(left):
+            for call in reversed(threading._threading_atexits):  # type: ignore[attr-defined]
+                if call not in self._called_later:
+                    call()
             while left:
                 left[0].join()
                 left = self._left(daemons=False)
