@@ -26,6 +26,7 @@ from graphmem.trace import (
     higher_order,
     initialisers,
     monitored,
+    offloaded,
     printing,
     tensor_kinds,
     threads,
@@ -163,6 +164,7 @@ class Session:
             stack.enter_context(replaced(self._levels.replacements()))
             stack.enter_context(replaced(printing.replacements(self.reads, self.fake_mode)))
             stack.enter_context(replaced(dlpack.replacements(self.fake_mode)))
+            stack.enter_context(replaced([offloaded.replacement(self.reads)]))
             stack.enter_context(replaced(higher_order.replacements(self.mode)))
             stack.enter_context(torchscript.unfused())
             stack.enter_context(replaced(torchscript.replacements(self.reads.scripted)))

@@ -1075,3 +1075,22 @@ def test_attributes_of_parameters_are_the_programs_own(
     outcome = run_graphmem("run", str(script))
 
     assert (outcome.exit_code, outcome.stdout) == (0, f"{place} {{}}\n"), outcome.stderr
+
+
+@pytest.mark.parametrize("pins", [False, True])
+def test_what_is_saved_on_the_host_is_not_read(
+    run_graphmem: Run, tmp_path: Path, pins: bool
+) -> None:
+    script = tmp_path / "offload.py"
+    script.write_text(
+        "import torch\n"
+        "layers = torch.nn.Sequential(torch.nn.Linear(99, 99), torch.nn.ReLU()).cuda()\n"
+        f"with torch.autograd.graph.save_on_cpu(pin_memory={pins}):\n"
+        "    loss = layers(torch.rand(8, 99, device='cuda')).sum()\n"
+        "loss.backward()\n"
+    )
+
+    outcome = run_graphmem("run", "--strict", str(script))
+
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "assum" not in outcome.stderr
