@@ -4,24 +4,22 @@
     first has the workers of pools finish what was submitted, as others that have registered for it.
 (2) What stops a program in one of its threads, `--max-steps` or a refusal, stops all of it: the
     main thread is interrupted, which may wait for that thread's results.
-(3) A stopped program's threads, and daemons that outlive it, end at their next line: there is no
-    card any more.
-
-Not covered: a thread that waits in native code for a program that was stopped. Python would wait
-for it, so the command's process ends without (`graphmem.cli.leaving`).
+(3) Threads that outlive the program end silently where they miss the card. Those of a stopped
+    program may wait for ever, so the command's process does not wait for them
+    (`graphmem.cli.leaving`).
 """
 
 from __future__ import annotations
 
 import concurrent.futures.thread as pools
-import ctypes
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from graphmem.caller.turns import is_watched
 from graphmem.errors import InputError
 from graphmem.live.session import EnoughSteps
 from graphmem.user_errors import note_place, place_of
@@ -50,15 +48,14 @@ class ProgramThreads:
     def running(self) -> Iterator[None]:
         """Follow the program's threads, and wait for them as Python does at its end."""
         self._is_running = True
-        hook = threading.excepthook
+        start = threading.Thread.start
 
-        def end(ended: threading.ExceptHookArgs) -> None:
-            if isinstance(ended.exc_value, _STOPS):
-                self._stop(ended.exc_value)
-            else:
-                hook(ended)
+        def follow_and_start(thread: Any) -> None:
+            if is_watched():
+                thread._invoke_excepthook = self._ending(thread._invoke_excepthook)
+            start(thread)
 
-        with replaced([(threading, "excepthook", end)]):
+        with replaced([(threading.Thread, "start", follow_and_start)]):
             try:
                 yield
             except KeyboardInterrupt:
@@ -74,6 +71,18 @@ class ProgramThreads:
                 with self._lock:
                     self._is_running = False
 
+    def _ending(self, tell: Callable[[Any], None]) -> Callable[[Any], None]:
+        """What a thread calls that an exception has ended, in place of `tell`, which prints it."""
+
+        def end(thread: Any) -> None:
+            error = sys.exc_info()[1]
+            if isinstance(error, _STOPS):
+                self._stop(error)
+            elif self._is_running:
+                tell(thread)
+
+        return end
+
     def _stop(self, error: EnoughSteps | InputError) -> None:
         """Clause (2)."""
         with self._lock:
@@ -88,7 +97,7 @@ class ProgramThreads:
 
     def _wait(self) -> None:
         """Clause (1)."""
-        left = self._left(daemons=False)
+        left = self._left()
         if not left:
             return
         with _closing_pools(left):
@@ -97,24 +106,12 @@ class ProgramThreads:
                     call()
             while left:
                 left[0].join()
-                left = self._left(daemons=False)
+                left = self._left()
 
-    def end(self) -> None:
-        """Clause (3)."""
-        raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-        for thread in self._left(daemons=True):
-            raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-
-    def _left(self, *, daemons: bool) -> list[threading.Thread]:
-        """Those that are alive; without daemons, or all."""
-        return [
-            each
-            for each in threading.enumerate()
-            if each not in self._others
-            and each is not threading.current_thread()
-            and not isinstance(each, threading._DummyThread)
-            and (daemons or not each.daemon)
-        ]
+    def _left(self) -> list[threading.Thread]:
+        """Those that are alive and no daemons."""
+        others = {*self._others, threading.current_thread()}
+        return [each for each in threading.enumerate() if each not in others and not each.daemon]
 
 
 @contextmanager

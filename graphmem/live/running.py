@@ -88,7 +88,6 @@ def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
                 gpu.abandon()
             raise
         finally:
-            gpu.threads.end()
             gpu.__exit__(type(failure) if failure else None, failure, None)
     except EnoughSteps as enough:
         return _enough(enough)

@@ -58,12 +58,7 @@ INNER_NAMES = (
     ),
     Names("torch._C", "_get_dispatch_mode _TorchDispatchModeKey", "make_fx", "a program's make_fx"),
     Names("torch.autograd.graph", "disable_saved_tensors_hooks", "torch.func", "torch.func"),
-    Names(
-        "torch.autograd.graph.save_on_cpu",
-        "__init__",
-        "what it keeps on the host",
-        "programs that use it",
-    ),
+    Names("torch.autograd.graph.save_on_cpu", "__init__", "its copies", "programs that use it"),
     Names(
         "torch.autograd.graph.saved_tensors_hooks",
         "__enter__ __exit__",
