@@ -69,6 +69,8 @@ def is_large_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], r
     packet = func.overloadpacket
     if packet not in _PRODUCTS:
         return False
+    if packet is not aten.convolution:  # a dtype may follow, which PyTorch's count does not expect
+        args = tuple(each for each in args if isinstance(each, torch.Tensor))
     operations: int = flop_registry[packet](*args, **kwargs, out_val=result)
     return operations > PRODUCT
 
