@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, Rule, during
-from .layout import INDEX_BYTES, is_contiguous, nbytes
-from .reduction import contiguous_copy
+from .layout import INDEX_BYTES, nbytes
+from .reduction import contiguous_copies
 
 
 def _columns(call: Call) -> Iterator[Step]:
     tensor, result = call.tensor("self"), call.op.outputs[0]
-    copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+    copies = contiguous_copies(tensor)
     if nbytes(result) <= nbytes(tensor):
         yield from call.outputs()
         yield from during(copies)

@@ -50,7 +50,7 @@ from .layout import (
     nbytes,
     suggests_channels_last,
 )
-from .reduction import contiguous_copy, reduced
+from .reduction import contiguous_copies, reduced
 
 MOST_PARTIAL_SUMS = 1_115_008  # clause (3), length 256
 
@@ -114,7 +114,7 @@ def _own_backward(call: Call, births: Iterator[Output], copied: list[Scratch]) -
     """
     grad = call.tensor("grad_output")
     wants_input, wants_weight, _ = call.value("output_mask")
-    held = [] if is_contiguous(grad) else [contiguous_copy(grad, "the gradient")]
+    held = contiguous_copies(grad, "the gradient")
     yield from map(Take, held)
     if wants_weight:
         yield from during(copied, _birth(births))

@@ -48,7 +48,7 @@ from .layout import (
     nbytes,
     numel,
 )
-from .reduction import contiguous_copy
+from .reduction import contiguous_copies, contiguous_copy
 
 _TOKENS_WITHOUT_SORT = 3072
 _TOKENS_PER_PART = 10
@@ -166,7 +166,7 @@ def _bags_backward(call: Call) -> Iterator[Step]:
     if call.value("sparse"):
         yield from _sparse_bags_backward(call, grad, indices)
         return
-    copies = [] if is_contiguous(grad) else [contiguous_copy(grad, "the gradient")]
+    copies = contiguous_copies(grad, "the gradient")
     has_rows = call.value("mode") != _MAXIMUM
     steps = _sorted(call, grad, indices, has_bags=True) if has_rows else call.outputs()
     yield from during(copies, steps)

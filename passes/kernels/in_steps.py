@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, Rule, during
-from .layout import is_contiguous, nbytes, numel
-from .reduction import contiguous_copy
+from .layout import nbytes, numel
+from .reduction import contiguous_copies
 
 _PAIRWISE_FACTOR, _PAIRWISE_POWER = 10.0, 0.145
 
@@ -25,7 +25,7 @@ _PAIRWISE_FACTOR, _PAIRWISE_POWER = 10.0, 0.145
 def _roll(call: Call) -> Iterator[Step]:
     """Clause (1)."""
     tensor, dims = call.tensor("self"), call.value("dims") or ()
-    copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+    copies = contiguous_copies(tensor)
     if len(dims) < 2 or not numel(tensor):
         yield from during(copies if numel(tensor) else (), call.outputs())
         return

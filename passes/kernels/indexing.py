@@ -30,7 +30,7 @@ from graphmem.torch_releases.differences import INDICES_ARE_LOOKED_AT_ONCE
 from .call import Call, Rule, during
 from .cub import SORT_NOTE, key_bits, sort_pairs_bytes
 from .layout import INDEX_BYTES, is_contiguous, item_bytes, nbytes, numel
-from .reduction import aminmax, contiguous_copy, flattened
+from .reduction import aminmax, contiguous_copies, flattened
 from .selection import nonzero
 
 _MASKS = ("bool", "uint8")
@@ -121,7 +121,7 @@ def _count(indices: list[TensorOut]) -> int:
 
 def _with_sort(call: Call) -> Iterator[Step]:
     tensor, indices = call.tensor("self"), call.tensors("indices")
-    copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor, "self")]
+    copies = contiguous_copies(tensor, "self")
     yield from map(Take, copies)
     mask = next((index for index in indices if index is not None and index.dtype in _MASKS), None)
     positions = []

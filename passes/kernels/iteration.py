@@ -20,9 +20,7 @@ from dataclasses import dataclass, replace
 from graphmem.graph import TensorOut
 from graphmem.tensor_iterator import compared, reordered
 
-from .layout import contiguous_strides, item_bytes
-
-_INT32_MAX = 2**31 - 1
+from .layout import INT32_MAX, contiguous_strides, item_bytes
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class Loop:
         out = sum((dim.size - 1) * dim.out for dim in self.dims) * self.out_bytes
         inp = sum((dim.size - 1) * dim.inp for dim in self.dims) * self.in_bytes
         elements = math.prod(dim.size for dim in self.dims)
-        return max(elements, 1 + out, 1 + inp) <= _INT32_MAX
+        return max(elements, 1 + out, 1 + inp) <= INT32_MAX
 
     def _extent(self, index: int) -> int:
         dim = self.dims[index]

@@ -14,6 +14,9 @@ from graphmem.graph import TensorOut
 INDEX_BYTES = 8
 """Indices are int64."""
 
+INT32_MAX = 2**31 - 1
+"""The largest offset, or size, that kernels compute with in 32 bits."""
+
 _WITH_CHANNELS = (4, 5)  # dimensions of the tensors that have a channels-last format
 
 

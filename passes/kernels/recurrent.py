@@ -22,8 +22,8 @@ from graphmem.graph import TensorOut
 from graphmem.kernel_program import Output, Scratch, Step
 
 from .call import Call, Rule, during
-from .layout import is_contiguous, nbytes
-from .reduction import contiguous_copy
+from .layout import nbytes
+from .reduction import contiguous_copies
 
 _RESERVE = 3  # its position among the forward operation's results
 _WEIGHTS = 3  # the position of the weights' gradients among the backward operation's results
@@ -93,7 +93,7 @@ def _time_first(call: Call, name: str) -> list[Scratch]:
     tensor = call.tensor(name)
     if call.value("batch_first") and not call.value("batch_sizes"):
         tensor = _swapped(tensor)
-    return [] if is_contiguous(tensor) else [contiguous_copy(tensor, name)]
+    return contiguous_copies(tensor, name)
 
 
 def _swapped(tensor: TensorOut) -> TensorOut:

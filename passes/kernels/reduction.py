@@ -159,7 +159,7 @@ def _extremum(call: Call, kernel_of: KernelOf, along: KernelOf = index_kernel) -
 
 def flattened(call: Call, tensor: TensorOut, kernel_of: KernelOf = value_kernel) -> Iterator[Step]:
     """Clause (2): a reduction of all elements in row-major order."""
-    held = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+    held = contiguous_copies(tensor)
     flat = TensorOut((numel(tensor),), tensor.dtype, None, (1,), 0 if held else tensor.offset)
     yield from during(held, reduced(call, flat, kernel_of=kernel_of))
 
@@ -177,8 +177,13 @@ def aminmax(call: Call, tensor: TensorOut, steps: Iterable[Step] = ()) -> Iterat
     yield from map(Free, held)
 
 
+def contiguous_copies(tensor: TensorOut, what: str = "the input") -> list[Scratch]:
+    """The copy that `tensor.contiguous()` makes, if it makes one."""
+    return [] if is_contiguous(tensor) else [contiguous_copy(tensor, what)]
+
+
 def contiguous_copy(tensor: TensorOut, what: str = "the input") -> Scratch:
-    """The copy that `tensor.contiguous()` makes."""
+    """The copy that `tensor.contiguous()` makes of a tensor that is not."""
     return Scratch(f"contiguous copy of {what}", nbytes(tensor))
 
 

@@ -38,10 +38,11 @@ from graphmem.torch_releases.differences import (
 
 from .call import Call, Rule, during
 from .cub_scans import scan
-from .layout import INDEX_BYTES, is_contiguous, is_one_run, item_bytes, nbytes, numel
+from .layout import INDEX_BYTES, INT32_MAX, is_contiguous, is_one_run, item_bytes, nbytes, numel
 from .reduction import (
     aminmax,
     compact,
+    contiguous_copies,
     contiguous_copy,
     flattened,
     index_kernel,
@@ -195,7 +196,7 @@ def _median(call: Call) -> Iterator[Step]:
 def _searched(call: Call) -> Iterator[Step]:
     """`median_with_indices_impl` and `kthvalue_out_cuda`."""
     tensor = call.tensor("self")
-    copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+    copies = contiguous_copies(tensor)
     yield from during(copies, call.outputs())
 
 
@@ -207,7 +208,7 @@ def _mode(call: Call) -> Iterator[Step]:
     length = tensor.shape[dim] if tensor.shape else 1
     if length == 1:
         return
-    is_sorted = length > _LONGEST_SEARCHED or numel(tensor) > _INT32_MAX
+    is_sorted = length > _LONGEST_SEARCHED or numel(tensor) > INT32_MAX
     if is_sorted or not is_contiguous(_transposed(tensor, dim)):
         yield from during([contiguous_copy(tensor)])
     if is_sorted:
@@ -264,7 +265,6 @@ def _bernoulli(call: Call) -> Iterator[Step]:
 
 
 _LONGEST_SEARCHED = 2048  # 2 * MAX_BLOCK_SIZE
-_INT32_MAX = 2**31 - 1  # `canUse32BitIndexMath`
 
 RULES: Mapping[str, Rule] = {
     "aten.normal": _normal,

@@ -32,7 +32,7 @@ from graphmem.torch_releases.differences import THE_LEAST_REPETITION_IS_LOOKED_A
 from . import cub_scans
 from .call import Call, Rule, during
 from .layout import INDEX_BYTES, contiguous_strides, is_contiguous, item_bytes, nbytes, numel
-from .reduction import contiguous_copy, flattened, logic_kernel
+from .reduction import contiguous_copies, flattened, logic_kernel
 from .sorting import storage_of_sort
 
 _COUNT_BYTES = 4
@@ -51,7 +51,7 @@ def nonzero(call: Call, tensor: TensorOut, positions: Iterable[Step]) -> Iterato
     steps += positions
     if numel(tensor) and tensor.shape:
         steps += during([cub_scans.selection(call, numel(tensor))])
-    copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+    copies = contiguous_copies(tensor)
     yield from during([*copies, count], steps)
 
 
@@ -91,7 +91,7 @@ def _unique(call: Call) -> Iterator[Step]:
     elif tensor.dtype == "bool":
         yield from _left_out(call, "its count and CUB's storage, tens of KiB")
     else:
-        copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+        copies = contiguous_copies(tensor)
         yield from during(copies, _sorted_and_distinct(call, tensor))
 
 
@@ -138,7 +138,7 @@ def _unique_consecutive(call: Call) -> Iterator[Step]:
     elif not numel(tensor) or not call.op.births:
         yield from call.outputs()
     else:
-        copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+        copies = contiguous_copies(tensor)
         yield from during(copies, _distinct(call, tensor, _COUNT_BYTES))
 
 
@@ -188,10 +188,5 @@ RULES: Mapping[str, Rule] = {
     "aten.unique_consecutive": _unique_consecutive,
     "aten.repeat_interleave": _repeat,
     "aten._padded_dense_to_jagged_forward": _without_padding,
-    **{
-        f"aten.{name}": partial(_left_out, value=value)
-        for name, value in {
-            "unique_dim": "sorted copies of the input and of positions",
-        }.items()
-    },
+    "aten.unique_dim": partial(_left_out, value="sorted copies of the input and of positions"),
 }

@@ -23,13 +23,12 @@ from graphmem.kernel_program import Scratch, Step
 from . import cub_scans
 from .call import Call, Rule, during
 from .cub import SORT_NOTE, segmented_sort_pairs_bytes, sort_pairs_bytes
-from .layout import INDEX_BYTES, is_contiguous, item_bytes, nbytes, numel
+from .layout import INDEX_BYTES, INT32_MAX, is_contiguous, item_bytes, nbytes, numel
 from .reduction import compact, contiguous_copy
 
 _SORTED_IN_PLACE = 4096
 _SORTED_ROW_BY_ROW_FROM = 1_000_000
 _SORTED_EACH_FROM = 128
-_LARGEST_INT = 2**31 - 1
 _PAIR_BYTES = 8  # int2
 
 
@@ -57,7 +56,7 @@ def _copies_with_rows_side_by_side(call: Call, tensor: TensorOut) -> list[Scratc
 def _sort_by_cub(call: Call, tensor: TensorOut, length: int) -> Iterator[Step]:
     """Clause (2), in parts of at most 2^31 - 1 elements (`do_launch_stable_sort_kernel`)."""
     remaining = numel(tensor)
-    part = min(remaining, _LARGEST_INT) // length * length
+    part = min(remaining, INT32_MAX) // length * length
     while remaining:
         count = min(remaining, part)
         rows = count // length

@@ -17,8 +17,8 @@ from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, Rule, during
 from .cub_scans import scan_by_key
-from .layout import INDEX_BYTES, ceil_div, is_contiguous, item_bytes, numel
-from .reduction import contiguous_copy
+from .layout import INDEX_BYTES, ceil_div, item_bytes, numel
+from .reduction import contiguous_copies
 from .sorting import row
 
 _SORTED_IN_PLACE = 4096
@@ -42,7 +42,7 @@ def topk(call: Call, tensor: TensorOut, k: int, dim: int, is_sorted: bool) -> It
     """The scratch memory of `topk_out_cuda`."""
     length = tensor.shape[dim] if tensor.shape else 1
     rows = numel(tensor) // max(1, length)
-    copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+    copies = contiguous_copies(tensor)
     buffers = _buffers(call, tensor, rows, length) if _is_shared(rows, length) else ()
     sort = _sort(call, tensor, rows, k) if is_sorted and k > _SORTED_IN_PLACE else ()
     yield from during(copies, [*buffers, *sort])
