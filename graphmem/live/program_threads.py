@@ -59,7 +59,9 @@ class ProgramThreads:
             try:
                 yield
             except KeyboardInterrupt:
-                raise self.stopped_by or KeyboardInterrupt from None
+                if self.stopped_by is not None:
+                    raise self.stopped_by from None
+                raise
             except _STOPS:
                 raise
             except BaseException:

@@ -167,7 +167,7 @@ class LiveSession(FollowedSession):
             self._stop(has_trained=False)
 
     def _stop(self, *, has_trained: bool) -> NoReturn:
-        self.enough = EnoughSteps(has_trained=has_trained)
+        self.enough = EnoughSteps(has_trained=has_trained)  # the other's traceback keeps tensors
         raise EnoughSteps(has_trained=has_trained)
 
     def _look_before_refusal(self) -> None:
