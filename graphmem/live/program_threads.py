@@ -57,21 +57,28 @@ class ProgramThreads:
 
         with replaced([(threading.Thread, "start", follow_and_start)]):
             try:
-                yield
+                with self._waited_for():
+                    yield
             except KeyboardInterrupt:
                 if self.stopped_by is not None:
                     raise self.stopped_by from None
                 raise
-            except _STOPS:
-                raise
-            except BaseException:
-                self._wait()
-                raise
-            else:
-                self._wait()
             finally:
                 with self._lock:
                     self._is_running = False
+
+    @contextmanager
+    def _waited_for(self) -> Iterator[None]:
+        """Wait for the threads, but for those of a program that was stopped."""
+        try:
+            yield
+        except (*_STOPS, KeyboardInterrupt):
+            raise
+        except BaseException:
+            self._wait()
+            raise
+        else:
+            self._wait()
 
     def _ending(self, tell: Callable[[Any], None]) -> Callable[[Any], None]:
         """What a thread calls that an exception has ended, in place of `tell`, which prints it."""

@@ -76,12 +76,12 @@ def test_a_daemon_that_outlives_the_program_ends_silently(command: Any) -> None:
     assert "Exception in thread" not in outcome.stderr
 
 
+@pytest.mark.parametrize("ending", ["print(done.get())\n", ""])
 def test_steps_in_a_thread_are_limited_though_the_main_thread_waits(
-    command: Any, report: Any
+    command: Any, report: Any, ending: str
 ) -> None:
-    outcome = command(
-        "threading.Thread(target=train, args=(5,)).start()\nprint(done.get())\n", "--max-steps", "3"
-    )
+    start = "threading.Thread(target=train, args=(5,)).start()\n"
+    outcome = command(start + ending, "--max-steps", "3")
 
     assert outcome.returncode == 0, outcome.stderr
     assert len(report()["steps"]) == 3
