@@ -38,6 +38,7 @@ from graphmem.cli.signals import orderly_interruption, orderly_termination
 from graphmem.cli.verify import verify
 from graphmem.cli.watch import watch
 from graphmem.cli.whatif import whatif
+from graphmem.data_stack import with_room
 from graphmem.version import __version__
 
 COMMANDS: Mapping[str, tuple[Callable[..., Any], ...]] = {
@@ -81,6 +82,7 @@ class _Program(typer.core.TyperGroup):
         return super().get_command(ctx, name or cmd_name)
 
 
+@with_room
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -14,6 +14,7 @@ import torch
 
 from graphmem.caller import Belongings, put_back
 from graphmem.caller.settings import of_a_new_program
+from graphmem.data_stack import with_room
 from graphmem.frames import acts_for_the_program
 from graphmem.gpus import Gpu
 from graphmem.graph import OwnerKind, StepGraph
@@ -80,6 +81,7 @@ class Follower(Protocol):
         """Empty the cache."""
 
 
+@with_room
 def trace(
     build: Callable[[], TrainingStep],
     *,
