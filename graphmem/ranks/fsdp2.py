@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from graphmem.graph import OwnerKind
 from graphmem.trace.naming import module_together, name_together
@@ -57,7 +58,7 @@ def replacements(recorder: Recorder) -> list[Replacement]:
 
     return [
         (FSDPParam, "reset_sharded_param", _resetting_once(recorder)),
-        (FSDPParam, "to_accumulated_grad_if_needed", _naming_accumulated(recorder)),
+        (FSDPParamGroup, "post_backward", _naming_accumulated(recorder)),
         (_fsdp_param_group, "foreach_all_gather", gather_and_name),
         (_fsdp_param_group, "foreach_reduce", reduce_and_name),
         (FSDPParam, "to_unsharded", unshard_and_name),
@@ -65,19 +66,23 @@ def replacements(recorder: Recorder) -> list[Replacement]:
 
 
 def _naming_accumulated(recorder: Recorder) -> Call:
-    """`to_accumulated_grad_if_needed`, after a backward pass whose gradients are not reduced."""
-    accumulate: Call = FSDPParam.to_accumulated_grad_if_needed
+    """`post_backward`, after a backward pass whose gradients are not reduced.
 
-    def accumulate_and_name(parameter: Any) -> None:
-        accumulate(parameter)
-        gradient = parameter.unsharded_accumulated_grad
-        if gradient is None and hasattr(parameter, "_unsharded_param"):
-            gradient = parameter._unsharded_param.grad
-        if gradient is not None:
-            name = f"{_names_of([parameter])[0]}.grad (not reduced yet)"
-            recorder.identify(gradient, OwnerKind.GRADIENT, name)
+    Up to 2.14 they are in `unsharded_accumulated_grad` if they were cast, then always in `grad`.
+    """
+    post_backward: Call = FSDPParamGroup.post_backward
 
-    return accumulate_and_name
+    def finish_and_name(group: Any, *unused: Any) -> None:
+        post_backward(group, *unused)
+        for parameter in () if group.reduce_grads else group.fsdp_params:
+            gradient = parameter.unsharded_accumulated_grad
+            if gradient is None and hasattr(parameter, "_unsharded_param"):
+                gradient = parameter._unsharded_param.grad
+            if gradient is not None:
+                name = f"{_names_of([parameter])[0]}.grad (not reduced yet)"
+                recorder.identify(gradient, OwnerKind.GRADIENT, name)
+
+    return finish_and_name
 
 
 def _resetting_once(recorder: Recorder) -> Call:

@@ -12,6 +12,8 @@ _FACTORIES = (
     "ones ones_like rand rand_like randint randint_like randn randn_like randperm scalar_tensor "
     "tensor tril_indices triu_indices zeros zeros_like"
 )
+_FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param"
+_NAMES_OF_SHARDS = "the memory of fully_shard, and its names"
 _NESTED = "nested_tensor as_nested_tensor narrow"
 _DRAWING = "_no_grad_trunc_normal_ _no_grad_uniform_ _no_grad_normal_ _no_grad_fill_ _no_grad_zero_"
 
@@ -322,18 +324,9 @@ INNER_NAMES = (
         "DTensors",
         _RANKS,
     ),
-    Names(
-        "torch.distributed.fsdp._fully_shard._fsdp_param_group",
-        "foreach_all_gather foreach_reduce",
-        "naming the memory of fully_shard",
-        _RANKS,
-    ),
-    Names(
-        "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam",
-        "reset_sharded_param to_accumulated_grad_if_needed to_unsharded",
-        "the memory of fully_shard, and its names",
-        _RANKS,
-    ),
+    Names(f"{_FSDP2}_group", "foreach_all_gather foreach_reduce", _NAMES_OF_SHARDS, _RANKS),
+    Names(f"{_FSDP2}_group.FSDPParamGroup", "post_backward", _NAMES_OF_SHARDS, _RANKS),
+    Names(f"{_FSDP2}.FSDPParam", "reset_sharded_param to_unsharded", _NAMES_OF_SHARDS, _RANKS),
     Names(
         "torch.distributed.pipelining.stage._PipelineStageBase",
         "_output_slot_is_releasable",

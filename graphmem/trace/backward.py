@@ -278,7 +278,7 @@ class Backward:
         """Cast the caller's gradients to the dtypes of the outputs, as `Engine::execute` does."""
         for i, (node, position) in enumerate(roots):
             if node is not None and gradients[i] is not None:
-                self._rules.fit(gradients, i, node._input_metadata[position])
+                self._rules.fit(gradients, i, node, position)
 
     def _start(self, task: GraphTask, roots: list[tuple[Node, int]], gradients: list[Any]) -> None:
         for i, (node, position) in enumerate(roots):
@@ -332,7 +332,7 @@ class Backward:
             outputs = self._apply(task, node, inputs)
         for i, (following, position) in enumerate(task.edges[node]):
             if following is not None and outputs[i] is not None:
-                self._rules.fit(outputs, i, following._input_metadata[position])
+                self._rules.fit(outputs, i, following, position)
         self._hooks.run_after(node, outputs, inputs)
         return outputs
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
+from graphmem.caller.tensors import leaf_of
 from graphmem.graph import OwnerKind
+from graphmem.trace.graph_task import Node, is_accumulate_grad
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.wrapper_tensors import is_wrapper
 from graphmem.virtual_device.sparse import parts_of
@@ -75,7 +77,7 @@ class GradientRules:
             owner.kind is OwnerKind.SAVED_TENSOR and owner.end is None for owner in storage.owners
         )
 
-    def fit(self, gradients: list[Any], i: int, expected: Any) -> None:
+    def fit(self, gradients: list[Any], i: int, node: Node, position: int) -> None:
         """`validate_outputs` (torch/csrc/autograd/engine.cpp) for one gradient.
 
         The new gradient replaces the old one in the list at once, so that nothing holds the latter.
@@ -83,15 +85,17 @@ class GradientRules:
         Args:
             gradients: the results of a node.
             i: which of them.
-            expected: the next node's `_input_metadata` for it: shape, dtype, device.
+            node: the next node.
+            position: its input, whose `_input_metadata` has shape, dtype and device.
         """
-        shape = torch.Size(expected.shape)
+        expected = node._input_metadata[position]
+        shape, dtype = torch.Size(expected.shape), _dtype_for(node, expected.dtype)
         if gradients[i].shape != shape:
             gradients[i] = sum_to(gradients[i], shape)
-        if gradients[i].dtype != expected.dtype:
-            if gradients[i].is_complex() and not expected.dtype.is_complex:
+        if dtype is not None and gradients[i].dtype != dtype:
+            if gradients[i].is_complex() and not dtype.is_complex:
                 gradients[i] = torch.real(gradients[i])
-            gradients[i] = gradients[i].to(expected.dtype)
+            gradients[i] = gradients[i].to(dtype)
         if not gradients[i].dim() and gradients[i].device != expected.device:
             gradients[i] = gradients[i].to(expected.device)
 
@@ -123,6 +127,15 @@ class GradientRules:
             variable.grad = gradients[0].clone()
         else:
             variable.grad = clone_obey_contract(gradients[0], variable)
+
+
+def _dtype_for(node: Node, dtype: torch.dtype) -> torch.dtype | None:
+    """The dtype of a node's gradient: that of its input, or a leaf's `grad_dtype`; None is any."""
+    if not is_accumulate_grad(node):
+        return dtype
+    leaf: Any = leaf_of(node)
+    own = getattr(leaf, "grad_dtype", leaf.dtype)  # 2.9 has none
+    return own if own != leaf.dtype else dtype
 
 
 def _may_be_kept(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
