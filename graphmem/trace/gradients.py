@@ -18,6 +18,7 @@ import torch
 from graphmem.caller.tensors import leaf_of
 from graphmem.graph import OwnerKind
 from graphmem.trace.graph_task import Node, is_accumulate_grad
+from graphmem.trace.python_functions import grad_dtype_of, grad_dtypes_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.wrapper_tensors import is_wrapper
 from graphmem.virtual_device.sparse import parts_of
@@ -89,7 +90,7 @@ class GradientRules:
             position: its input, whose `_input_metadata` has shape, dtype and device.
         """
         expected = node._input_metadata[position]
-        shape, dtype = torch.Size(expected.shape), _dtype_for(node, expected.dtype)
+        shape, dtype = torch.Size(expected.shape), _dtype_for(node, position, expected.dtype)
         if gradients[i].shape != shape:
             gradients[i] = sum_to(gradients[i], shape)
         if dtype is not None and gradients[i].dtype != dtype:
@@ -129,13 +130,13 @@ class GradientRules:
             variable.grad = clone_obey_contract(gradients[0], variable)
 
 
-def _dtype_for(node: Node, dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype of a node's gradient: that of its input, or a leaf's `grad_dtype`; None is any."""
-    if not is_accumulate_grad(node):
-        return dtype
-    leaf: Any = leaf_of(node)
-    own = getattr(leaf, "grad_dtype", leaf.dtype)  # 2.9 has none
-    return own if own != leaf.dtype else dtype
+def _dtype_for(node: Node, position: int, dtype: torch.dtype) -> torch.dtype | None:
+    """The dtype of an input's gradient: its own unless `grad_dtype` says otherwise; None is any."""
+    if is_accumulate_grad(node):
+        leaf = leaf_of(node)
+        own = grad_dtype_of(leaf)
+        return own if own != leaf.dtype else dtype
+    return grad_dtypes_of(node).get(position, dtype)
 
 
 def _may_be_kept(gradient: torch.Tensor, variable: torch.Tensor) -> bool:

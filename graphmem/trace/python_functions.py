@@ -1,9 +1,9 @@
 """Run nodes written in Python as `PyNode` does (torch/csrc/autograd/python_function.cpp).
 
-Four things that `PyNode` knows cannot be read from Python, so they are noted when they are set:
+Five things that `PyNode` knows cannot be read from Python, so they are noted when they are set:
 whether missing gradients become zeros, the shapes and dtypes of the forward pass's results, the
-stream that was current when they were returned, and which of the tensors that it saves are
-arguments.
+dtypes of their gradients (`set_output_grad_dtype`), the stream that was current when they were
+returned, and which of the tensors that it saves are arguments.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from graphmem.virtual_device.patching import Replacement
 _MATERIALIZES = "_graphmem_materializes"
 _RESULTS = "_graphmem_results"
 _STREAM = "_graphmem_stream"
+_GRAD_DTYPES = "_graphmem_grad_dtypes"
 
 
 class _OfThread(threading.local):
@@ -55,6 +56,17 @@ def stream_of(node: Any) -> int | None:
     """The stream of a Python function's results (`InputMetadata`); None for other nodes."""
     stream: int | None = getattr(node, _STREAM, None)
     return stream
+
+
+def grad_dtypes_of(node: Any) -> dict[int, torch.dtype | None]:
+    """The dtypes of gradients that a Python function has set, by its results' positions."""
+    dtypes: dict[int, torch.dtype | None] = getattr(node, _GRAD_DTYPES, {})
+    return dtypes
+
+
+def grad_dtype_of(tensor: torch.Tensor) -> torch.dtype | None:
+    """The dtype of a tensor's gradient; None is any."""
+    return getattr(tensor, "grad_dtype", tensor.dtype)  # 2.9 has no other
 
 
 def replacements(current_stream: Callable[[], int]) -> list[Replacement]:
@@ -103,6 +115,10 @@ def _note_results(results: tuple[Any, ...], stream: int) -> None:
         if isinstance(node, torch._C._FunctionBase):
             setattr(node, _RESULTS, [_look_of_zeros(node, each) for each in tensors])
             setattr(node, _STREAM, stream)
+            given = ((i, each) for i, each in enumerate(tensors) if each is not None)
+            own = {i: grad_dtype_of(each) for i, each in given if grad_dtype_of(each) != each.dtype}
+            if own:
+                setattr(node, _GRAD_DTYPES, own)
             return
 
 

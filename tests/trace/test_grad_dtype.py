@@ -43,6 +43,35 @@ def test_gradients_are_cast_as_by_the_real_engine(grad_dtype: torch.dtype | None
     assert_agree(run(build, options), traced_events(build, options))
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype"),
+    reason="new in torch 2.15",
+)
+@pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16, None])
+def test_a_function_gets_gradients_as_from_the_real_engine(grad_dtype: torch.dtype | None) -> None:
+    class Narrowed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, wide: torch.Tensor) -> torch.Tensor:
+            ctx.set_output_grad_dtype(grad_dtype)
+            return wide.bfloat16()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+            return gradient.float()
+
+    def build() -> TrainingStep:
+        model = nn.Linear(WIDTH, WIDTH)
+
+        def step() -> None:
+            Narrowed.apply(model(torch.randn(4, WIDTH))).sum().backward()
+            model.zero_grad()
+
+        return TrainingStep(model=model, step=step)
+
+    options = TraceOptions(steps=2)
+    assert_agree(run(build, options), traced_events(build, options))
+
+
 def test_a_parameter_keeps_it_when_it_moves() -> None:
     with graphmem.virtual_gpu("t4"):
         model: Any = model_with(torch.float32).cuda()
