@@ -98,7 +98,7 @@ def test_data_and_solver_dependent_scratch_is_named_once_a_run() -> None:
 
     report = graphmem.analyze(lambda: TrainingStep(step=step), steps=1)
 
-    of_cub = "storage of CUB's reduction", "storage of CUB's selection"
+    of_cub = [f"temporary storage of CUB's {what}" for what in ("reduction", "selection")]
     assert {each.what: each.times for each in report.assumptions} == {
         "workspace of torch.linalg's solvers": 1,
         "zeros among the factors of prod() or cumprod()": 2,
