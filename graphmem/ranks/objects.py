@@ -32,8 +32,8 @@ def replacements(mail: Mail, journal: Journal) -> list[Replacement]:
 
     to_tensor: Any = distributed_c10d._object_to_tensor
 
-    def object_to_tensor(obj: Any, device: Any, group: Any) -> Any:
-        tensor, size = to_tensor(obj, device, group)
+    def object_to_tensor(*args: Any) -> Any:
+        tensor, size = to_tensor(*args)
         mail.keep(tensor)
         return tensor, size
 
