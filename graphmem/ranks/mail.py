@@ -57,6 +57,10 @@ class Mail:
         """Keep the values of a pickled object, which its tensor loses when it is made longer."""
         self._objects[tensor] = self._values(tensor)
 
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a pickled object, or the size of one."""
+        return tensor in self._objects
+
     def _values(self, tensor: torch.Tensor) -> list[int | float] | None:
         known = self.known(tensor)
         values: list[int | float] | None = self._objects.get(tensor)

@@ -2,8 +2,8 @@
 
 `broadcast_object_list` and `scatter_object_list` send pickled objects and their lengths through
 `broadcast` and `scatter` of their own module, `all_gather_object` and `gather_object` through
-`all_gather` and `gather`. Nothing else calls them there: programs call those of
-`torch.distributed`. A rank that is sent an object has no values of its own to take instead; of what
+`all_gather`, from 2.15 on `all_gather_single`, and `gather`. Nothing else calls them there with
+what `_object_to_tensor` returns: programs call those of `torch.distributed`. A rank that is sent an object has no values of its own to take instead; of what
 is gathered, it takes its own for ranks that do not run.
 
 Up to torch 2.11 the stages of a pipeline send meta tensors, to tell each other shapes.
@@ -35,6 +35,7 @@ def replacements(mail: Mail, journal: Journal) -> list[Replacement]:
     def object_to_tensor(*args: Any) -> Any:
         tensor, size = to_tensor(*args)
         mail.keep(tensor)
+        mail.keep(size)
         return tensor, size
 
     def broadcast_values(tensor: torch.Tensor, *, group_src: int, group: Any) -> None:
@@ -65,7 +66,21 @@ def replacements(mail: Mail, journal: Journal) -> list[Replacement]:
             gather(sent, gather_list, group_dst=group_dst, group=group)
         mail.meet(group, sent, gather_list or ())
 
+    def all_gather_single_values(
+        output: torch.Tensor, sent: torch.Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if not mail.keeps(sent):  # of `all_gather_into_tensor`
+            return all_gather_single(output, sent, group, async_op)
+        group = group or distributed_c10d._get_default_group()
+        with journal.arriving(mail.are_beside(group)):
+            all_gather_single(output, sent, group)
+        mail.meet(group, sent, output.chunk(group.size()))
+        return None
+
+    all_gather_single: Any = vars(distributed_c10d).get("all_gather_single")  # since 2.14
+    single = [(distributed_c10d, "all_gather_single", all_gather_single_values)]
     return [
+        *(single if all_gather_single else ()),
         (distributed_c10d, "broadcast", broadcast_values),
         (distributed_c10d, "scatter", scatter_values),
         (distributed_c10d, "all_gather", all_gather_values),

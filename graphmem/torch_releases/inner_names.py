@@ -257,6 +257,7 @@ INNER_NAMES = (
         "objects that ranks send",
         _RANKS,
     ),
+    Names("torch.distributed.distributed_c10d", "all_gather_single", "them", _RANKS, (2, 14)),
     *(
         Names(module, "batch_isend_irecv", "messages in batches", _RANKS)
         for module in ("torch.distributed.distributed_c10d", "torch.distributed")

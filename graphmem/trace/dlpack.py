@@ -30,13 +30,15 @@ def replacements(fake_mode: FakeTensorMode) -> list[Replacement]:
     exported: dict[int, weakref.ref[torch.Tensor]] = {}  # by the capsules' identities
 
     def exporting(make: _Makes) -> _Makes:
-        def export(tensor: torch.Tensor, *, dl_device: Any = None, copy: bool | None = None) -> Any:
+        def export(
+            tensor: torch.Tensor, *, dl_device: Any = None, copy: bool | None = None, **options: Any
+        ) -> Any:
             if not isinstance(tensor, FakeTensor) or tensor.fake_mode is not fake_mode:
-                return make(tensor, dl_device=dl_device, copy=copy)
+                return make(tensor, dl_device=dl_device, copy=copy, **options)
             moved = _moved(tensor, dl_device, copy)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of an address that it has not
-                capsule = make(moved)
+                capsule = make(moved, **options)
             exported[id(capsule)] = weakref.ref(moved)
             return capsule
 
