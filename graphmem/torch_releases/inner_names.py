@@ -282,7 +282,7 @@ INNER_NAMES = (
     ),
     Names(
         "torch.distributed.checkpoint.default_planner",
-        "_validate_global_plan",
+        "_validate_global_plan dedup_save_plans",
         "distributed checkpoints of a single rank",
         _RANKS,
     ),

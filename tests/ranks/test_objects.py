@@ -84,3 +84,18 @@ def test_a_rank_alone_saves_its_part(run: Callable[..., Outcome], rank: int) -> 
 
     assert done.exit_code == 0, done.stderr
     assert Path(f"saved/__{rank}_0.distcp").exists()
+
+
+LOAD = """
+before = {name: part.to_local().shape for name, part in model.state_dict().items()}
+read = {"model": model.state_dict()}
+dcp.load(read, checkpoint_id="saved")
+print(before == {name: part.to_local().shape for name, part in read["model"].items()})
+"""
+
+
+def test_a_rank_alone_finds_again_what_it_saved(run: Callable[..., Outcome]) -> None:
+    """The three that do not run have copies of its plan, and would write a part of what it has."""
+    done = run("0", SAVE + LOAD)
+
+    assert (done.exit_code, done.stdout) == (0, "True\n"), done.stderr
