@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
+from graphmem.ranks.mail import Mail
+
 _READ_BYTES = 1 << 20
 
 
@@ -17,14 +19,16 @@ def is_read(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" or is_short_integer
 
 
-def copy(output: torch.Tensor, sent: torch.Tensor) -> None:
-    """Copy a tensor into one of as many elements, if programs may read that."""
+def copy(mail: Mail, output: torch.Tensor, sent: torch.Tensor) -> None:
+    """Copy a tensor into one of as many elements; of others only what is known of them."""
     if is_read(output) and output.numel() == sent.numel():
         with torch.no_grad():
             output.detach().copy_(sent.detach().view_as(output))
+    else:
+        mail.give(output, [sent] if output.numel() == sent.numel() else [])
 
 
-def copy_to_each(outputs: Sequence[torch.Tensor], sent: torch.Tensor) -> None:
+def copy_to_each(mail: Mail, outputs: Sequence[torch.Tensor], sent: torch.Tensor) -> None:
     """Copy a tensor into each of a list.
 
     Values are known of whole storages. `all_gather_object` and `gather_object` gather into parts of
@@ -38,7 +42,7 @@ def copy_to_each(outputs: Sequence[torch.Tensor], sent: torch.Tensor) -> None:
         with torch.no_grad():
             whole.detach().zero_()
     for each in outputs:
-        copy(each, sent)
+        copy(mail, each, sent)
 
 
 def combine_copies(tensor: torch.Tensor, operation: Any, count: int) -> None:

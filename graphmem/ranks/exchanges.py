@@ -19,11 +19,9 @@ from torch.distributed import ReduceOp
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem import constructors
-from graphmem.ranks.mail import Left, Mail, write
+from graphmem.ranks.mail import MOST, Left, Mail, write
 from graphmem.ranks.messages import Numbers
 from graphmem.ranks.sizes import listed
-
-MOST = 4096
 
 Arrival = Callable[[], None]
 _Values = Sequence[Numbers]
@@ -45,14 +43,19 @@ def begin(
         A function that takes what the others leave, or None if nothing is exchanged.
     """
     arrive = _ARRIVALS.get(operation)
-    if arrive is None or not _are_short(sent) or not mail.began_beside(group):
+    if arrive is None or not mail.began_beside(group):
         return None
-    left = mail.leave(group, sent[0])
+    is_scattered = operation == "scatter"  # only the root has sent anything
+    if not _is_short(arguments[0] if is_scattered else sent, group.size() if is_scattered else 1):
+        return None
+    left = mail.leave(group, *sent)
     return lambda: arrive(left, *arguments)
 
 
-def _are_short(sent: Sequence[torch.Tensor]) -> bool:
-    return len(sent) == 1 and 0 < sent[0].numel() <= MOST and not sent[0].is_complex()
+def _is_short(tensors: Sequence[torch.Tensor], times: int) -> bool:
+    if len(tensors) != 1 or tensors[0].is_complex():
+        return False
+    return 0 < times * tensors[0].numel() <= MOST
 
 
 def _values(left: Left) -> _Values | None:
@@ -115,6 +118,31 @@ def _all_gather(left: Left, outputs: Any, inputs: Any, opts: Any = None) -> None
         write(output, values)
 
 
+def _gather(left: Left, outputs: Any, inputs: Any, opts: Any) -> None:
+    if left.ranks[opts.rootRank] == left.own:
+        _all_gather(left, outputs, inputs)
+
+
+def _scatter(left: Left, outputs: Sequence[torch.Tensor], inputs: Any, opts: Any) -> None:
+    values = left.of(left.ranks[opts.rootRank])
+    if values is not None:
+        _write_own(left, outputs[0], values)
+
+
+def _reduce_scatter_single(left: Left, output: torch.Tensor, sent: Any, opts: Any = None) -> None:
+    values = _values(left)
+    if values is not None:
+        _write_own(left, output, _reduced(values, getattr(opts, "reduceOp", ReduceOp.SUM)))
+
+
+def _write_own(left: Left, output: torch.Tensor, values: Numbers) -> None:
+    """Write the part for this rank of what is for all."""
+    first = left.ranks.index(left.own) * output.numel()
+    part = values[first : first + output.numel()]
+    if len(part) == output.numel():
+        write(output, part)
+
+
 def _all_gather_single(left: Left, output: torch.Tensor, sent: Any, opts: Any = None) -> None:
     values = _values(left)
     if values is not None:
@@ -138,5 +166,8 @@ _ARRIVALS: Mapping[str, Callable[..., None]] = {
     "broadcast": _broadcast,
     "all_gather": _all_gather,
     "all_gather_into_tensor": _all_gather_single,
+    "gather": _gather,
+    "scatter": _scatter,
+    "reduce_scatter_tensor": _reduce_scatter_single,
     "all_to_all_single": _all_to_all,
 }

@@ -27,6 +27,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import filterfalse, zip_longest
 from typing import Any, NoReturn
 
 import torch
@@ -218,6 +219,8 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         """Receive tensors from another rank."""
         sizes.check_rank("Recv", source, self._size)
         arrivals = [self._mail.expect(self, source, each) for each in filter(is_read, tensors)]
+        for tensor in filterfalse(is_read, tensors):
+            self._mail.give(tensor, [])
         for tensor in filter(is_on_card, tensors):
             self.name_received(tensor, source)
         return self._message(tensors, source, arrivals)
@@ -264,7 +267,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         held: list[Any] = [list(inputs)]
         for gathered, sent in zip(outputs, inputs, strict=True):
             held.append(flat_like(gathered))
-            copy_to_each(gathered, sent)
+            copy_to_each(self._mail, gathered, sent)
         return self._begun([each for gathered in outputs for each in gathered], held)
 
     def all_gather_single(
@@ -286,7 +289,9 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     def _gather_copies(self, output: torch.Tensor, sent: torch.Tensor) -> None:
         if is_read(output):
             for each in output.view(-1).chunk(self._size):
-                copy(each, sent.reshape(-1))
+                copy(self._mail, each, sent.reshape(-1))
+        else:
+            self._mail.give(output, [sent] * self._size)
 
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
@@ -294,19 +299,22 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         """Gather several lists at once."""
         for gathered in outputs:
             for each, sent in zip(gathered, inputs, strict=True):
-                copy(each, sent)
+                copy(self._mail, each, sent)
         return self._begun([each for gathered in outputs for each in gathered])
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> DoneWork:
         """Give one rank what each sends."""
         for gathered, sent in zip(outputs, inputs, strict=False):
-            copy_to_each(gathered, sent)
+            copy_to_each(self._mail, gathered, sent)
         return self._begun([each for gathered in outputs for each in gathered], [*outputs, *inputs])
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> DoneWork:
         """Give each rank its part of what one sends."""
-        for output, parts in zip(outputs, inputs, strict=False):
-            copy(output, parts[self._rank])
+        for output, parts in zip_longest(outputs, inputs):
+            if parts is None:  # another rank's
+                self._mail.give(output, [])
+            else:
+                copy(self._mail, output, parts[self._rank])
         return self._begun(outputs, [*outputs, *inputs])
 
     def reduce_scatter(
@@ -316,7 +324,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         held: list[Any] = [list(outputs), [list(parts) for parts in inputs]]
         for output, parts in zip(outputs, inputs, strict=True):
             held.append(flat_like(parts))
-            copy(output, parts[self._rank])
+            copy(self._mail, output, parts[self._rank])
         self._sum(outputs, opts)
         return self._begun(outputs, held)
 
@@ -325,12 +333,22 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> DoneWork:
         """Give each rank its part of the sum of one tensor."""
         sizes.check_scattered(output, sent, self._size)
+        self._scatter_sum(output, sent, opts)
         return self._begun([output], [sent, output])
+
+    def _scatter_sum(self, output: torch.Tensor, sent: torch.Tensor, opts: Any) -> None:
+        if is_read(output):
+            copy(self._mail, output, sent.reshape(-1).chunk(self._size)[self._rank])
+        else:
+            self._mail.give(output, [sent], self._rank * output.numel())
+        self._sum([output], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> DoneWork:
         """Reduce several tensors at once."""
+        for output, sent in zip(outputs, inputs, strict=True):
+            self._scatter_sum(output, sent, opts)
         return self._begun(outputs, _unless_waiting([*outputs, *inputs], opts))
 
     def all_to_all_single(
@@ -346,8 +364,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         if received or given:
             sizes.check_split(sent, given, self._size)
             sizes.check_split(output, received, self._size)
-        if output.shape == sent.shape:
-            copy(output, sent)
+        copy(self._mail, output, sent)
         is_certain = len(set(received)) <= 1 or sizes.are_of_one_rank(received, given)
         if not is_certain and not self._mail.began_beside(self):
             self._guessed()
@@ -356,8 +373,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> DoneWork:
         """`all_to_all_single` for lists."""
         for output, sent in zip(outputs, inputs, strict=True):
-            if output.shape == sent.shape:
-                copy(output, sent)
+            copy(self._mail, output, sent)
         if len({each.shape for each in outputs}) > 1 and not self._mail.began_beside(self):
             self._guessed()
         return self._begun(outputs, [*outputs, *inputs])

@@ -8,12 +8,17 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from graphmem import constructors
 from graphmem.ranks.messages import Messages, Numbers
+from graphmem.values.held import KNOWN
 from graphmem.values.known import KnownValues
+
+MOST = 4096
+"""The most elements of a tensor whose values ranks tell each other in a collective."""
 
 
 class Left(NamedTuple):
@@ -67,6 +72,11 @@ class Mail:
         with _disable_current_modes():
             return values if known is None else known.flatten().tolist()
 
+    def _joined(self, tensors: Sequence[torch.Tensor]) -> list[int | float] | None:
+        parts = [self._values(each) for each in tensors]
+        known = [each for each in parts if each is not None]
+        return [number for each in known for number in each] if known and known == parts else None
+
     def expect(
         self, group: Any, source: int, tensor: torch.Tensor, *, has_room: bool = False
     ) -> Callable[[], bool]:
@@ -110,7 +120,7 @@ class Mail:
             sent: what this rank gives to the others.
             outputs: take what each rank gives, and copies of this rank's for those that do not run.
         """
-        left = self.leave(group, sent)
+        left = self.leave(group, *([] if sent is None else [sent]))
         ranks, given = left.ranks, left.given
         others: dict[int, Numbers | None] = {rank: left.of(rank) for rank in ranks}
         if outputs and self._known.of(outputs[0]) is None:
@@ -120,13 +130,13 @@ class Mail:
         for rank, output in zip(ranks, outputs, strict=False):
             _write_long(output, others.get(rank))
 
-    def leave(self, group: Any, sent: torch.Tensor | None = None) -> Left:
-        """Leave a tensor's values for the ranks of a group that run beside this one."""
+    def leave(self, group: Any, *sent: torch.Tensor) -> Left:
+        """Leave the values of tensors for the ranks of a group that run beside this one."""
         ranks = torch.distributed.get_process_group_ranks(group)
         own = ranks[group.rank()]
         board = f"group{zlib.crc32(group.pg_name.encode())}"
         names = {rank: self.messages.next(rank, board) for rank in ranks if rank != own}
-        given = None if sent is None else self._values(sent)
+        given = self._joined(sent)
         self.messages.send(own, board, given)
         return Left(self.messages, ranks, own, given, names)
 
@@ -134,6 +144,28 @@ class Mail:
         """The values of a tensor, in place; None if they are not known."""
         found = self._known.of(tensor)
         return None if found is None else found.tensor
+
+    def give(self, output: torch.Tensor, sent: Sequence[torch.Tensor], first: int = 0) -> None:
+        """Note what a collective writes into a tensor on the card.
+
+        Args:
+            output: takes as many numbers as it has elements.
+            sent: tensors that have these, one after the other; if those of one are not known, or
+                there are too few, nothing is known of the output any more.
+            first: the place of the first one.
+        """
+        if not isinstance(output, FakeTensor):
+            return
+        known = [self._known.of(each) for each in sent if output.numel() <= MOST]
+        found = [each for each in known if each is not None]
+        last = first + output.numel()
+        if len(found) < len(known) or sum(each.tensor.numel() for each in found) < last:
+            self._known.forget(output)
+            return
+        with _disable_current_modes():
+            joined = torch.cat([each.tensor.reshape(-1) for each in found])[first:last]
+            values = joined.view(output.shape).to(output.dtype)
+        self._known.write(output, values, KNOWN.union(*(each.basis for each in found)))
 
     def write_own(self, tensor: torch.Tensor, sent: torch.Tensor) -> None:
         """Give a tensor the values of one that this rank sends to itself."""

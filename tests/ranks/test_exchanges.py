@@ -43,6 +43,27 @@ dist.all_gather(listed, own())
 dist.all_gather_into_tensor(single, own())
 dist.all_to_all_single(turned, own().repeat(2))
 print(sent.item(), [each.item() for each in listed], single.tolist(), turned.tolist())
+gathered, part, share = [own(), own()], own(), own()
+dist.gather(own(), None if rank else gathered)
+dist.scatter(part, None if rank else [own() + 6, own() + 7])
+dist.reduce_scatter_tensor(share, own().repeat(2))
+print([each.item() for each in gathered], part.item(), share.item())
+"""
+# Numbers that are no integers, too.
+COPIED = """def own(): return torch.tensor([2.5], device='cuda')
+def zeros(count=1): return torch.zeros(count, device='cuda')
+gathered, listed, single = [zeros(), zeros()], [zeros(), zeros()], zeros(2)
+parted, share, scattered, turned = zeros(), zeros(), zeros(), zeros(2)
+dist.gather(own(), gathered if rank == 0 else None)
+dist.all_gather(listed, own())
+dist.all_gather_into_tensor(single, own())
+dist.reduce_scatter(parted, [own(), own()])
+dist.reduce_scatter_tensor(share, own().repeat(2))
+dist.all_to_all_single(turned, own().repeat(2))
+print([each.item() for each in gathered + listed], single.tolist(), turned.tolist())
+print(parted.item(), share.item())
+dist.scatter(scattered, [own(), own()] if rank == 0 else None)
+print(scattered.item())
 """
 # The last rank has three batches, and in the loop after them all are done.
 AGREED = """left, loops = 2 + rank, 0
@@ -96,13 +117,31 @@ def test_a_rank_alone_counts_each_rank_once(together: Together) -> None:
     assert done.stdout == "6 9 3 3 0 6 9 3 3 0 3.0 True\n"
 
 
+def test_a_rank_alone_takes_copies_of_what_it_gives(together: Together) -> None:
+    """Two copies of 2.5 are gathered, and add up to 5."""
+    done = together(COPIED, "0")
+
+    assert done.stdout == "[2.5, 2.5, 2.5, 2.5] [2.5, 2.5] [2.5, 2.5]\n5.0 5.0\n2.5\n"
+    assert "assuming" not in done.stderr
+
+
+def test_what_another_rank_scatters_is_not_known(together: Together) -> None:
+    done = together(
+        "part = torch.zeros(1, device='cuda')\ndist.scatter(part, src=1)\nprint(part.item())", "0"
+    )
+
+    assert done.stdout == "1.0\n"  # as of any float that is not known
+    assert "part: 1.0; the card does no arithmetic" in done.stderr
+
+
 def test_ranks_that_run_together_have_each_others_values(together: Together) -> None:
     """One program does what four would, each of which would start two processes."""
     done = together(EACH + AGREED + LATER + JOINED)
 
     reduced = "3 2 1 2 3 0 3"  # of 1 and 2
     each, loops, awaited = f"{reduced} 2 [1, 2] [1, 2] [1, 2]", "3", "3"
-    first, second = ("\n".join([each, loops, awaited, joined]) for joined in "13")
+    parts = "[1, 2] 7 3", "[2, 2] 8 3"  # rank 1 gathers nothing
+    first, second = ("\n".join([each, parts[n], loops, awaited, "13"[n]]) for n in range(2))
     assert (done.exit_code, done.stdout) == (0, f"{first}\n{second}\n")
     assert "perhaps only because" not in done.stderr
 
