@@ -24,7 +24,7 @@ from graphmem.live.session import EnoughSteps, LiveSession
 from graphmem.live.verdict import verdict_of
 from graphmem.live.workers import with_stand_ins
 from graphmem.online import addresses, pool_pointers
-from graphmem.ranks import zero3
+from graphmem.ranks import zero
 from graphmem.ranks.journal import Journal
 from graphmem.ranks.world import devices_of
 from graphmem.record import Observed, TracedStep
@@ -141,7 +141,7 @@ class VirtualGpu:
             stack.enter_context(with_stand_ins(self.stand_ins, self.runtime.gpu))
             stack.enter_context(replaced(self._replacements()))
             stack.enter_context(ranks.groups_taken_down())
-            stack.enter_context(zero3.named(session.recorder))
+            stack.enter_context(zero.named(session.recorder))
             stack.enter_context(session.watching(card, outermost))
             self._stack = stack.pop_all()
         self.memory.devices.is_initialized = False  # the setup above is not the program's

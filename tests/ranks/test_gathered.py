@@ -55,6 +55,22 @@ class DeepSpeedZeroOptimizer_Stage3:
         self.ipg_buckets = {torch.float32: IPGBucketZ3()}
         self.grad_partitions_flat_buffer = torch.zeros_like(shard)
 """,
+    "runtime.zero.stage_1_and_2": """
+import torch
+class IPGBucket:
+    def __init__(self): self.buffer = []
+class DeepSpeedZeroOptimizer:
+    def __init__(self):
+        self.ready_for_gradients, self.ipg_buckets = False, {torch.float32: IPGBucket()}
+        self.all_grad_tensors, self.averaged_gradients = {0: None}, {}
+    def setup_buckets(self):
+        if not self.ready_for_gradients:
+            for bucket in self.ipg_buckets.values():
+                bucket.buffer = [torch.empty(1024, device="cuda") for _ in range(2)]
+            self.ready_for_gradients = True
+    def independent_gradient_partition_epilogue(self):
+        self.averaged_gradients[0] = [torch.zeros(512 * 1024, device="cuda")]
+""",
 }
 """As in DeepSpeed 0.19.8: what graphmem replaces, and what that touches."""
 ZERO3 = """
@@ -71,6 +87,14 @@ flat = torch.empty(1024 * 1024, device="cuda")
 handle = AllGatherCoalescedHandle(None, [weight], [flat[:512 * 1024], flat[512 * 1024:]])
 handle.wait()
 model(rows)
+"""
+ZERO2 = """
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+optimizer = DeepSpeedZeroOptimizer()
+optimizer.setup_buckets()
+optimizer.setup_buckets()
+optimizer.independent_gradient_partition_epilogue()
+torch.empty(1 << 20, device="cuda")
 """
 
 Report = Callable[..., Any]
@@ -130,3 +154,12 @@ def test_zero3_has_shards_gathered_parameters_and_buffers(at_peak: Report) -> No
     assert "ds_tensor of the parameter weight" in reasons(held, "parameter")
     assert "all-gather buffer of head" in reasons(held, "communication")
     assert "reduce-scatter buffer" in reasons(held, "communication")
+
+
+@pytest.mark.usefixtures("_deepspeed")
+def test_zero2_has_buckets_and_a_shard_of_the_gradients(at_peak: Report) -> None:
+    held = at_peak(ZERO2)
+
+    assert held["by_category"]["communication"] == 2 * 4 * 1024
+    assert held["by_category"]["gradient"] == WHOLE // 2
+    assert reasons(held, "communication") == {"gradient bucket"}

@@ -1,15 +1,19 @@
-"""DeepSpeed's ZeRO-3: names for its memory.
+"""DeepSpeed's ZeRO: names for its memory.
 
-Each rank keeps a shard of every parameter, in one flat tensor, and its gradient's, and gathers
-parameters when a module needs them: several at once, through one flat tensor, out of which each is
-then copied (`AllGatherCoalescedHandle`, deepspeed/runtime/zero/partition_parameters.py of 0.19.8),
-or one alone, in place (`AllGatherHandle`). Gradients are collected in a bucket for each type, from
-which they are reduced (`ipg_buckets`, stage3.py; before 0.17 one buffer).
+Under ZeRO-3 each rank keeps a shard of every parameter, in one flat tensor, and its gradient's, and
+gathers parameters when a module needs them: several at once, through one flat tensor, out of which
+each is then copied (`AllGatherCoalescedHandle`, deepspeed/runtime/zero/partition_parameters.py of
+0.19.8), or one alone, in place (`AllGatherHandle`). Gradients are collected in a bucket for each
+type, from which they are reduced (`ipg_buckets`, stage3.py; before 0.17 one buffer).
+
+ZeRO-1 and ZeRO-2 make such buckets in each backward pass, two of a type with `overlap_comm`
+(`setup_buckets`, stage_1_and_2.py), at whose end a rank has its shard of the gradients
+(`independent_gradient_partition_epilogue`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any
@@ -24,10 +28,12 @@ from graphmem.virtual_device.patching import Replacement, replaced
 
 Call = Callable[..., Any]
 
+_SHARDS = "the shards of all gradients"
+
 
 @contextmanager
 def named(recorder: Recorder) -> Iterator[None]:
-    """Name the memory of ZeRO-3 while the context is open."""
+    """Name the memory of ZeRO while the context is open."""
     names: Any = WeakIdKeyDictionary()
 
     def of_models(debug: Any) -> AbstractContextManager[None]:
@@ -40,11 +46,15 @@ def named(recorder: Recorder) -> Iterator[None]:
         optimizer = stage3.DeepSpeedZeroOptimizer_Stage3
         return replaced([(optimizer, "__init__", _reducing(recorder, optimizer.__init__))])
 
+    def of_buckets(stage_1_and_2: Any) -> AbstractContextManager[None]:
+        return replaced(_in_buckets(recorder, stage_1_and_2.DeepSpeedZeroOptimizer))
+
     zero = "deepspeed.runtime.zero"
     with (
         prepared("deepspeed.utils.debug", of_models),
         prepared(f"{zero}.partition_parameters", of_gathered),
         prepared(f"{zero}.stage3", of_gradients),
+        prepared(f"{zero}.stage_1_and_2", of_buckets),
     ):
         yield
 
@@ -112,6 +122,36 @@ def _reducing(recorder: Recorder, init: Call) -> Call:
                 recorder.identify(bucket.buffer, OwnerKind.COMMUNICATION, "reduce-scatter buffer")
         if optimizer.grad_partitions_flat_buffer is not None:
             flat = optimizer.grad_partitions_flat_buffer
-            recorder.identify(flat, OwnerKind.GRADIENT, "the shards of all gradients")
+            recorder.identify(flat, OwnerKind.GRADIENT, _SHARDS)
 
     return init_and_name
+
+
+def _in_buckets(recorder: Recorder, optimizer: Any) -> list[Replacement]:
+    """Name what ZeRO-1 and ZeRO-2 reduce through, and what a rank has of it."""
+    begin = getattr(optimizer, "setup_buckets", None)
+    if begin is None:
+        return []
+    end = optimizer.independent_gradient_partition_epilogue
+
+    @wraps(begin)
+    def begin_and_name(zero: Any) -> None:
+        are_new = not zero.ready_for_gradients
+        begin(zero)
+        for buffer in _listed(each.buffer for each in zero.ipg_buckets.values() if are_new):
+            recorder.identify(buffer, OwnerKind.COMMUNICATION, "gradient bucket")
+
+    @wraps(end)
+    def end_and_name(zero: Any) -> None:
+        end(zero)
+        for shard in _listed([*zero.all_grad_tensors.values(), *zero.averaged_gradients.values()]):
+            recorder.identify(shard, OwnerKind.GRADIENT, _SHARDS)
+
+    return [
+        (optimizer, "setup_buckets", begin_and_name),
+        (optimizer, "independent_gradient_partition_epilogue", end_and_name),
+    ]
+
+
+def _listed(groups: Iterable[Sequence[Any] | None]) -> Iterator[Any]:
+    return (each for group in groups for each in group or ())
