@@ -2,7 +2,8 @@
 
 Clauses:
 (1) A tensor of up to `MOST` elements is exchanged if all ranks of its group began side by side:
-    flags, counts, losses and splits, which are what programs go by.
+    flags, counts, losses and splits, which are what programs go by. Ranks decide so alike, by
+    what has one size on all of them; in `all_to_all_single` nothing has, so each leaves something.
 (2) A rank leaves its values when the collective begins, and takes the others' when it waits for it:
     an asynchronous one may be waited for after a message without which another rank does not come.
 (3) If a rank does not know its values, or ends before it leaves any, the others go on as if each
@@ -45,17 +46,38 @@ def begin(
     arrive = _ARRIVALS.get(operation)
     if arrive is None or not mail.began_beside(group):
         return None
-    is_scattered = operation == "scatter"  # only the root has sent anything
-    if not _is_short(arguments[0] if is_scattered else sent, group.size() if is_scattered else 1):
+    if operation == "all_to_all_single":
+        shares = _shares(sent[0], arguments, group.size())
+        left = mail.leave(group, *(sent if _are_short(sent) else ()), more=shares)
+    elif _are_short(_alike(operation, sent, arguments, group.size())):
+        left = mail.leave(group, *sent)
+    else:
         return None
-    left = mail.leave(group, *sent)
     return lambda: arrive(left, *arguments)
 
 
-def _is_short(tensors: Sequence[torch.Tensor], times: int) -> bool:
-    if len(tensors) != 1 or tensors[0].is_complex():
-        return False
-    return 0 < times * tensors[0].numel() <= MOST
+def _alike(
+    operation: str, sent: Sequence[torch.Tensor], arguments: Sequence[Any], size: int
+) -> Sequence[torch.Tensor]:
+    """Tensors by which all ranks decide alike: what they give in may have another size on each."""
+    if operation == "scatter":  # which only the root gives in
+        return [*arguments[0]] * size
+    if operation == "all_gather":
+        return [max(arguments[0][0], key=torch.Tensor.numel)] if len(sent) == 1 else []
+    return sent
+
+
+def _are_short(tensors: Sequence[torch.Tensor]) -> bool:
+    are_real = not any(each.is_complex() for each in tensors)
+    return are_real and 0 < sum(each.numel() for each in tensors) <= MOST
+
+
+def _shares(sent: torch.Tensor, arguments: Sequence[Any], size: int) -> Sequence[int]:
+    """How many numbers a rank sends to each; of equal parts NCCL leaves the rest."""
+    rows = listed(arguments[3] if len(arguments) > 3 else None)
+    if not rows:
+        return [sent.numel() // size] * size
+    return [each * (sent.numel() // max(1, sent.size(0))) for each in rows]
 
 
 def _values(left: Left) -> _Values | None:
@@ -67,11 +89,48 @@ def _values(left: Left) -> _Values | None:
     return known if len(known) == len(found) else None
 
 
+def _of_each(write_one: Callable[..., None]) -> Callable[..., None]:
+    """A collective of several tensors at once, whose values are left one after the other."""
+
+    def arrive(left: Left, outputs: Sequence[torch.Tensor], inputs: Any, opts: Any = None) -> None:
+        values, first = _values(left), 0
+        for output, sent in zip(outputs, inputs, strict=True):
+            last = first + sent.numel()
+            if values is not None:
+                write_one(left, output, [each[first:last] for each in values], opts)
+            first = last
+
+    return arrive
+
+
+def _of_one(write_one: Callable[..., None]) -> Callable[..., None]:
+    arrive = _of_each(write_one)
+    return lambda left, output, sent, opts=None: arrive(left, [output], [sent], opts)
+
+
+def _write_sum(left: Left, output: torch.Tensor, values: _Values, opts: Any) -> None:
+    write(output, _reduced(values, getattr(opts, "reduceOp", ReduceOp.SUM)))
+
+
+def _write_all(left: Left, output: torch.Tensor, values: _Values, opts: Any) -> None:
+    write(output, [number for each in values for number in each])
+
+
+def _write_own_sum(left: Left, output: torch.Tensor, values: _Values, opts: Any) -> None:
+    _write_own(left, output, _reduced(values, getattr(opts, "reduceOp", ReduceOp.SUM)))
+
+
+def _write_own(left: Left, output: torch.Tensor, values: Numbers) -> None:
+    """Write the part for this rank of what is for all."""
+    first = left.ranks.index(left.own) * output.numel()
+    part = values[first : first + output.numel()]
+    if len(part) == output.numel():
+        write(output, part)
+
+
 def _all_reduce(left: Left, tensors: Any, opts: Any = None) -> None:
-    values = _values(left)
-    if values is not None:
-        output = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
-        write(output, _reduced(values, getattr(opts, "reduceOp", ReduceOp.SUM)))
+    listed_tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    _of_each(_write_sum)(left, listed_tensors, listed_tensors, opts)
 
 
 def _reduced(values: _Values, operation: Any) -> Numbers:
@@ -129,35 +188,18 @@ def _scatter(left: Left, outputs: Sequence[torch.Tensor], inputs: Any, opts: Any
         _write_own(left, outputs[0], values)
 
 
-def _reduce_scatter_single(left: Left, output: torch.Tensor, sent: Any, opts: Any = None) -> None:
-    values = _values(left)
-    if values is not None:
-        _write_own(left, output, _reduced(values, getattr(opts, "reduceOp", ReduceOp.SUM)))
-
-
-def _write_own(left: Left, output: torch.Tensor, values: Numbers) -> None:
-    """Write the part for this rank of what is for all."""
-    first = left.ranks.index(left.own) * output.numel()
-    part = values[first : first + output.numel()]
-    if len(part) == output.numel():
-        write(output, part)
-
-
-def _all_gather_single(left: Left, output: torch.Tensor, sent: Any, opts: Any = None) -> None:
-    values = _values(left)
-    if values is not None:
-        write(output, [number for each in values for number in each])
-
-
-def _all_to_all(
-    left: Left, output: torch.Tensor, sent: torch.Tensor, *splits: Any, **more: Any
-) -> None:
-    are_split = any(map(listed, splits[:2]))
-    values = None if are_split else _values(left)  # how others split theirs is not known
-    if values is not None and sent.numel() % len(values) == 0:  # else NCCL leaves the rest
-        part = sent.numel() // len(values)
-        first = left.ranks.index(left.own) * part
-        write(output, [number for each in values for number in each[first : first + part]])
+def _all_to_all(left: Left, output: torch.Tensor, sent: Any, *rest: Any, **more: Any) -> None:
+    received: list[int | float] = []
+    own, size = left.ranks.index(left.own), len(left.ranks)
+    for rank in left.ranks if left.given is not None else ():
+        values = left.of(rank)
+        if values is None:
+            return
+        shares = [int(each) for each in values[-size:]]
+        first = sum(shares[:own])
+        received += values[:-size][first : first + shares[own]]
+    if len(received) == output.numel():
+        write(output, received)
 
 
 _ARRIVALS: Mapping[str, Callable[..., None]] = {
@@ -165,9 +207,12 @@ _ARRIVALS: Mapping[str, Callable[..., None]] = {
     "reduce": _reduce,
     "broadcast": _broadcast,
     "all_gather": _all_gather,
-    "all_gather_into_tensor": _all_gather_single,
+    "all_reduce_coalesced": _all_reduce,
+    "all_gather_into_tensor": _of_one(_write_all),
+    "all_gather_into_tensor_coalesced": _of_each(_write_all),
     "gather": _gather,
     "scatter": _scatter,
-    "reduce_scatter_tensor": _reduce_scatter_single,
+    "reduce_scatter_tensor": _of_one(_write_own_sum),
+    "reduce_scatter_tensor_coalesced": _of_each(_write_own_sum),
     "all_to_all_single": _all_to_all,
 }

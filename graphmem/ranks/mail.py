@@ -130,13 +130,14 @@ class Mail:
         for rank, output in zip(ranks, outputs, strict=False):
             _write_long(output, others.get(rank))
 
-    def leave(self, group: Any, *sent: torch.Tensor) -> Left:
-        """Leave the values of tensors for the ranks of a group that run beside this one."""
+    def leave(self, group: Any, *sent: torch.Tensor, more: Sequence[int] = ()) -> Left:
+        """Leave values of tensors, and more, for the ranks of a group that run beside this one."""
         ranks = torch.distributed.get_process_group_ranks(group)
         own = ranks[group.rank()]
         board = f"group{zlib.crc32(group.pg_name.encode())}"
         names = {rank: self.messages.next(rank, board) for rank in ranks if rank != own}
-        given = self._joined(sent)
+        joined = self._joined(sent)
+        given = None if joined is None else [*joined, *more]
         self.messages.send(own, board, given)
         return Left(self.messages, ranks, own, given, names)
 

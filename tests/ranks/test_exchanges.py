@@ -48,6 +48,13 @@ dist.gather(own(), None if rank else gathered)
 dist.scatter(part, None if rank else [own() + 6, own() + 7])
 dist.reduce_scatter_tensor(share, own().repeat(2))
 print([each.item() for each in gathered], part.item(), share.item())
+mine, theirs = 1 + rank, 2 - rank  # rank 0 sends two to rank 1, which sends it two
+uneven = torch.zeros(3, dtype=torch.int64, device='cuda')
+sent = torch.arange(3, device='cuda') + 10 * rank
+dist.all_to_all_single(uneven, sent, [1, 2] if rank == 0 else [2, 1], [mine, theirs])
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+whole = DTensor.from_local(own(), init_device_mesh('cuda', (2,)), [Shard(0)]).full_tensor()
+print(uneven.tolist(), whole.tolist())
 """
 # Numbers that are no integers, too.
 COPIED = """def own(): return torch.tensor([2.5], device='cuda')
@@ -141,7 +148,10 @@ def test_ranks_that_run_together_have_each_others_values(together: Together) -> 
     reduced = "3 2 1 2 3 0 3"  # of 1 and 2
     each, loops, awaited = f"{reduced} 2 [1, 2] [1, 2] [1, 2]", "3", "3"
     parts = "[1, 2] 7 3", "[2, 2] 8 3"  # rank 1 gathers nothing
-    first, second = ("\n".join([each, parts[n], loops, awaited, "13"[n]]) for n in range(2))
+    rest = "[0, 10, 11] [1, 2]", "[1, 2, 12] [1, 2]"
+    first, second = (
+        "\n".join([each, parts[n], rest[n], loops, awaited, "13"[n]]) for n in range(2)
+    )
     assert (done.exit_code, done.stdout) == (0, f"{first}\n{second}\n")
     assert "perhaps only because" not in done.stderr
 
