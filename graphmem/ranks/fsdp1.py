@@ -4,6 +4,8 @@
     which asks C++ for an accelerator; a CPU build of PyTorch has none.
 (2) It gathers all parameters of a module together, into one flat parameter that it uses until the
     module has run (`FlatParamHandle.unshard`, torch/distributed/fsdp/_flat_param.py).
+(3) In `no_sync` the flat parameter keeps its gradient, whole, after each backward pass
+    (`_post_backward_hook`, torch/distributed/fsdp/_runtime_utils.py).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import _init_utils, fully_sharded_data_parallel
+from torch.distributed.fsdp import _init_utils, _runtime_utils, fully_sharded_data_parallel
 from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from graphmem.graph import OwnerKind
@@ -41,6 +43,7 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         (_init_utils, "_get_device_from_device_id", get_device_from_device_id),
         (_init_utils, "_get_compute_device", compute_device),
         (FlatParamHandle, "_use_unsharded_flat_param", _naming_gathered(recorder)),
+        (_runtime_utils, "_post_backward_reshard", _naming_accumulated(recorder)),
     ]
 
 
@@ -50,11 +53,28 @@ def _naming_gathered(recorder: Recorder) -> Callable[..., Any]:
 
     def use_and_name(handle: Any, gathered: torch.Tensor) -> None:
         use(handle, gathered)
-        shard = handle.flat_param._local_shard
-        name = recorder.identity_of(shard) or name_together(handle.flat_param._fqns)
+        name = _name_of(recorder, handle.flat_param)
         recorder.identify(gathered, OwnerKind.PARAMETER, f"{name} (all-gathered)")
 
     return use_and_name
+
+
+def _naming_accumulated(recorder: Recorder) -> Callable[..., Any]:
+    """Clause (3): `_post_backward_reshard`, with which a module's backward pass ends."""
+    reshard: Callable[..., Any] = _runtime_utils._post_backward_reshard
+
+    def reshard_and_name(state: Any, handle: Any, *unused: Any) -> None:
+        reshard(state, handle, *unused)
+        gradient = handle.flat_param.grad
+        if gradient is not None and not state._sync_gradients:
+            name = f"{_name_of(recorder, handle.flat_param)}.grad (not reduced yet)"
+            recorder.identify(gradient, OwnerKind.GRADIENT, name)
+
+    return reshard_and_name
+
+
+def _name_of(recorder: Recorder, flat: Any) -> str:
+    return recorder.identity_of(flat._local_shard) or name_together(flat._fqns)
 
 
 class _Named:

@@ -23,6 +23,13 @@ FSDP1 = """
 from torch.distributed.fsdp import FullyShardedDataParallel
 FullyShardedDataParallel(model, device_id=0, use_orig_params={use_orig_params})(rows)
 """
+ACCUMULATED = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+model = FullyShardedDataParallel(model, device_id=0, use_orig_params={use_orig_params})
+with model.no_sync():
+    model(rows).sum().backward()
+torch.empty(1 << 26, device="cuda")
+"""
 FSDP2 = """
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 fully_shard(model.cuda(), mp_policy=MixedPrecisionPolicy({types}))
@@ -128,6 +135,16 @@ def test_the_flat_parameter_that_fsdp1_gathers_is_a_parameter(
         "weight (all-gathered)" in each or "_flat_param (all-gathered)" in each
         for each in reasons(held, "parameter")
     )
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_gradients_that_fsdp1_has_not_reduced_are_gradients(
+    at_peak: Report, use_orig_params: bool
+) -> None:
+    held = at_peak(ACCUMULATED.format(use_orig_params=use_orig_params))
+
+    assert held["by_category"]["gradient"] == WHOLE
+    assert any(".grad (not reduced yet)" in each for each in reasons(held, "gradient"))
 
 
 @pytest.mark.parametrize("types", ["", "torch.bfloat16, torch.float32"])
