@@ -320,7 +320,7 @@ class TraceMode(TorchDispatchMode):
                 forward, source = made_by.index, made_by.source
                 module = caller = module or self._callers.get(made_by.index, made_by.module)
         if buffer is not None:
-            module, source = buffer.module or module, buffer.source or source
+            module, source = buffer.place(module, source, self._recorder.graph.modules)
         record = partial(self._recorder.record_op, func, args, kwargs, result, tick=tick)
         op = record(module=module, source=source, autograd_node=autograd_node, forward=forward)
         op.autocast = self._autocast.state_of(func)

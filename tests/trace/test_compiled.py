@@ -220,6 +220,31 @@ def test_a_compiled_buffer_says_what_it_is_and_why_it_is_kept() -> None:
     assert kept[1].source == "fixtures/mlp.py:36"  # x = self.activation(x)
 
 
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(64, 256)
+        self.down = torch.nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down(self.up(x).relu())
+        return result
+
+
+def test_what_layers_make_that_are_compiled_by_themselves_has_their_names() -> None:
+    """As torchtitan compiles its blocks; Dynamo names `up` from the block that it compiles."""
+    model = torch.nn.Sequential(Block(), Block())
+    for block in model:
+        block.compile()
+
+    rows = torch.randn(1 << 16, 64)
+    report = graphmem.analyze(model, rows, loss=torch.sum, assume=("tuned=true",))
+
+    size = (1 << 16) * 256 * 4
+    kept = {each.module for each in report.at_peak.holders if each.bytes == size}
+    assert {"0.up", "1.up"} <= kept
+
+
 def test_afterwards_the_compiler_targets_the_host_again() -> None:
     graphmem.analyze("fixtures/mlp.py:build", gpu="h100-80gb", steps=1, compile=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FrameType
@@ -42,6 +42,21 @@ class Buffer:
     operations: tuple[str, ...]
     module: str
     source: Source | None
+
+    def place(
+        self, caller: str, source: Source | None, modules: Collection[str]
+    ) -> tuple[str, Source | None]:
+        """The module and the line of the buffer.
+
+        Args:
+            caller: the module that called the compiled code. Dynamo names others from the one that
+                it compiles, which is this one where a layer is compiled by itself.
+            source: the line that called it.
+            modules: the names of all modules.
+        """
+        below = f"{caller}.{self.module}"
+        module = below if below in modules else self.module or caller
+        return module, self.source or source
 
     def __str__(self) -> str:
         if not self.operations:
