@@ -26,13 +26,14 @@ from graphmem.graph import Source
 from graphmem.trace.bounds import within_bounds
 from graphmem.trace.checks import passing_value
 from graphmem.trace.compiled.padding import Product, is_faster_padded
+from graphmem.trace.extremes import taken_extreme
 from graphmem.trace.location import Location
 from graphmem.trace.loops import Loops
 from graphmem.trace.messages import BranchOnValueError
 from graphmem.trace.naming import tensors_held, variables_of
 from graphmem.trace.recorder import Recorder
 from graphmem.values.choices import Choices
-from graphmem.values.held import Basis, KnownTensor
+from graphmem.values.held import Assumed, Basis, KnownTensor
 from graphmem.values.known import KnownValues
 from graphmem.values.rules import Rules
 
@@ -142,8 +143,12 @@ class Reads:
             self._say(("a check", source), "assuming that a check passes")
             return passing
         answer = self._answer(tensor)
-        if answer is None:
-            self._refuse_branch(source)
+        return self._extreme(tensor, source) if answer is None else answer
+
+    def _extreme(self, tensor: FakeTensor, source: Source | None) -> bool:
+        maker = getattr(self._recorder.maker_of(tensor), "target", None)
+        rule, answer = taken_extreme(self._location.frames(), maker) or self._refuse_branch(source)
+        self.use(frozenset({Assumed(*rule, source)}))
         return answer
 
     def on_host(self, tensor: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,8 @@
     -1e9.
 (3) *Checks pass*: `all` of many unknown bools is True, `any` of them False. For numbers both are
     True: an unknown number is not zero, as in a cache that has been filled. A bool whose other
-    value would make the program raise an error is not that value (`checks`).
+    value would make the program raise an error is not that value (`checks`), and one that Python's
+    `max` or `min` asks for lets them take a tensor (`extremes`).
 (4) *Random numbers* of a known range are drawn once (by `known`). Those of a normal distribution
     are not known: rule (3) ends a loop that rejects values out of bounds.
 (5) *Masks* select all elements, or the fraction given by `nonzero`, spread evenly
