@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import reduce
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -43,9 +43,10 @@ def replacements(reads: Reads, fake_mode: FakeTensorMode) -> list[Replacement]:
     def to_list(tensor: FakeTensor) -> Any:
         return to_host(tensor).tolist()
 
-    def to_numpy(tensor: FakeTensor, *args: Any, **options: Any) -> Any:
-        if tensor.fake_device.type != "cpu":
-            _refuse_numpy(tensor)
+    def to_numpy(tensor: FakeTensor, *args: Any, force: bool = False) -> Any:
+        if force:  # `tensor_to_numpy` (torch/csrc/utils/tensor_numpy.cpp)
+            return tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
+        _refuse_of_card(tensor)
         real = to_host(tensor)
         with torch._C._DisableTorchDispatch():
             return real.numpy()
@@ -142,12 +143,13 @@ def _read(data: Any, depth: int) -> Any:
     return [_read(each, depth - 1) for each in data]
 
 
-def _refuse_numpy(tensor: FakeTensor) -> NoReturn:
+def _refuse_of_card(tensor: FakeTensor) -> None:
     """Raise the error of `tensor_to_numpy` (torch/csrc/utils/tensor_numpy.cpp)."""
-    raise TypeError(
-        f"can't convert {tensor.fake_device} device type tensor to numpy. Use Tensor.cpu() to copy "
-        "the tensor to host memory first."
-    )
+    if tensor.fake_device.type != "cpu":
+        raise TypeError(
+            f"can't convert {tensor.fake_device} device type tensor to numpy. Use Tensor.cpu() to "
+            "copy the tensor to host memory first."
+        )
 
 
 def _origin(tensor: torch.Tensor) -> str:

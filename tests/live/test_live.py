@@ -192,6 +192,17 @@ class TestAnswers:
             with pytest.raises(TypeError, match=r"Use Tensor.cpu\(\) to copy"):
                 x.detach().numpy()
 
+    def test_an_array_that_is_forced_is_a_copy_on_the_host(self) -> None:
+        """As torchvision's `to_pil_image` makes it, also of a tensor that requires a gradient."""
+        with graphmem.virtual_gpu("h100") as gpu:
+            x = torch.arange(1024, device="cuda")
+            trained = torch.ones(256, device="cuda", requires_grad=True) * 2
+            held = gpu.allocated
+            assert x.numpy(force=True).tolist() == list(range(1024))
+            assert (-x[1::512]).numpy(force=True).tolist() == [-1, -513]
+            assert trained.numpy(force=True).shape == (256,)
+            assert gpu.allocated == held
+
     def test_checks_pass_and_no_alarm_is_raised(self) -> None:
         with graphmem.virtual_gpu("h100"):
             x = torch.randn(8, device="cuda")
