@@ -5,6 +5,8 @@ from the second on: the first one creates the optimizer's state. Holders are sea
 program runs, because its variables are gone afterwards: in iterations that begin with more memory
 than the last two, ever more rarely.
 
+A program that goes on after what it kept was freed does not leak.
+
 A large leak ends a program before that, and so does a program of few iterations. At a refused
 request, and at such an end, the first iterations count as well, if complete.
 """
@@ -59,6 +61,7 @@ class LeakDetector:
             alive: the live storages.
         """
         self.starts.append(start)
+        self._forget_freed(alive)
         if start.iteration >= self._next_search and self._has_grown():
             self._next_search = start.iteration * 3 // 2
             self._search(alive)
@@ -80,6 +83,14 @@ class LeakDetector:
     def report_lines(self) -> Iterator[str]:
         """The lines of the report."""
         return lines_on(self.leaks, self._graph)
+
+    def _forget_freed(self, alive: list[Storage]) -> None:
+        """Forget what was freed since, as by a list that is emptied after each epoch."""
+        if self.leaks:
+            held = {storage.id for storage in alive}
+            self.leaks = [
+                leak for leak in self.leaks if any(each.id in held for each in leak.largest)
+            ]
 
     def _has_grown(self) -> bool:
         before, last, now = (start.allocated for start in self.starts[-3:])
