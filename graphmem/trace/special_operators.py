@@ -9,6 +9,8 @@
     that is made and expanded (`zeroTensorFallback` in aten/src/ATen/ZeroTensorFallback.cpp); the
     fallback has been passed when the copy comes here.
 (7) A tensor set to a slice of a storage is a view of that storage (`storage_parts`).
+(8) Whether two tensors are the same view of a storage is no kernel (`is_set_to`,
+    aten/src/ATen/native/TensorProperties.cpp).
 """
 
 from __future__ import annotations
@@ -51,6 +53,15 @@ def _uncached(fake_mode: FakeTensorMode) -> Iterator[None]:
         fake_mode.cache_enabled = was_enabled
 
 
+def _is_set_to(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Clause (8)."""
+    one, other = (
+        (each.untyped_storage()._cdata, each.storage_offset(), each.shape, each.stride())
+        for each in args
+    )
+    return one == other
+
+
 class SpecialOperatorsMode(HiddenMethodsMode):
     """A trace that runs these operators as a card does."""
 
@@ -69,6 +80,7 @@ class SpecialOperatorsMode(HiddenMethodsMode):
             aten._scaled_mm.out: self._into_result,
             aten.set_.source_Storage: self._set_in_whole,
             aten.set_.source_Storage_storage_offset: self._set_in_whole,
+            aten.is_set_to.default: _is_set_to,
         }
 
     def _copy_zeros(

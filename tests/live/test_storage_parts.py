@@ -56,3 +56,19 @@ def test_a_slice_has_no_step() -> None:
         memory = torch.zeros(8, device="cuda").untyped_storage()
         with pytest.raises(RuntimeError, match="step of 2, but only a step of 1 is supported"):
             memory[::2]
+
+
+def _comparisons(device: str) -> list[bool]:
+    """Views of one storage, and a copy, as TorchRL compares target networks' parameters."""
+    made = torch.zeros(4, 4, device=device)
+    parameter = torch.nn.Parameter(made)
+    others = (parameter, parameter.data, made.view(4, 4), made.t(), made[1:], made.clone())
+    return [made.is_set_to(each) for each in others]
+
+
+def test_the_same_view_of_a_storage_is_known_without_a_kernel() -> None:
+    with graphmem.virtual_gpu("a100-80gb") as gpu:
+        on_card = _comparisons("cuda")
+
+    assert on_card == _comparisons("cpu") == [True, True, True, False, False, False]
+    assert gpu.peak == 2 * 512
