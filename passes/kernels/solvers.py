@@ -14,6 +14,9 @@ arrays of pointers as well (fixtures/real/gaussian_process.py on an H200; severa
 in the source). What cuSOLVER takes to find the factor is not known: there 62,656 bytes for 4,000
 rows.
 
+Inverses: aten/src/ATen/native/BatchLinearAlgebra.cpp, `linalg_inv_ex_out` solves for the identity
+by `linalg_solve_ex_out`, which has the factors of the matrix, and their pivots, to itself.
+
 Eigenvalues: BatchLinearAlgebra.cpp, `_linalg_eigh` allocates the vectors before the values, then a
 status for each matrix, and looks whether one is set (fixtures/real/shampoo.py on an H200).
 """
@@ -30,6 +33,7 @@ from .layout import INDEX_BYTES, item_bytes
 
 _FEW, _WIDE, _OF_CUBLAS = 8, 64, 512
 _STATUS_BYTES = 4
+_PIVOT_BYTES = 4
 
 
 def _triangular(call: Call) -> Iterator[Step]:
@@ -53,6 +57,15 @@ def _cholesky(call: Call) -> Iterator[Step]:
     yield from during([Scratch("status", _STATUS_BYTES)], [*call.outputs(), *during(held)])
 
 
+def _inverse(call: Call) -> Iterator[Step]:
+    matrix = call.tensor("A")
+    rows, numel = matrix.shape[-1], math.prod(matrix.shape)
+    factors = Scratch("the factors of the matrix", numel * item_bytes(matrix.dtype))
+    pivots = Scratch("pivots", numel // max(rows, 1) * _PIVOT_BYTES)
+    yield from call.outputs()
+    yield from during([factors, pivots])
+
+
 def _eigen(call: Call) -> Iterator[Step]:
     matrix = call.tensor("A")
     status = Scratch("statuses", math.prod(matrix.shape[:-2]) * _STATUS_BYTES)
@@ -63,6 +76,7 @@ def _eigen(call: Call) -> Iterator[Step]:
 RULES: Mapping[str, Rule] = {
     "aten.linalg_solve_triangular": _triangular,
     "aten.cholesky_solve": _cholesky,
+    "aten.linalg_inv_ex": _inverse,
     "aten._linalg_eigh": _eigen,
 }
 """The rules, by operator."""

@@ -100,6 +100,14 @@ def test_several_systems_of_one_side_have_pointers() -> None:
     assert program == [4, "out0", 3 * 8 * 8 * 4, 3 * 8, 3 * 8, -3 * 8, -3 * 8, -3 * 8 * 8 * 4, -4]
 
 
+def test_an_inverse_is_made_of_factors_and_pivots() -> None:
+    """anomalib's Padim inverts the covariance of 100 features at each of 64 x 64 places."""
+    program = h100().call(aten.linalg_inv_ex.default, tensor(4096, 100, 100))
+
+    factors, pivots = 4096 * 100 * 100 * 4, 4096 * 100 * 4
+    assert program == ["out0", "out1", factors, pivots, -pivots, -factors]
+
+
 def test_a_solver_looks_at_the_status_of_each_matrix() -> None:
     """`_linalg_check_errors`: `infos.any().item()`, of bools (recorded as `a 1, a 1, f 1, f 1`)."""
     graph = traced(lambda: torch.linalg.cholesky(torch.randn(300, 300, device="cuda")))
