@@ -144,6 +144,11 @@ class Tensors:
         note = self._notes.get(id(tensor))
         return note if note is not None and note.ref() is tensor else None
 
+    def holds(self, tensor: torch.Tensor, former: torch.Tensor) -> bool:
+        """Whether a tensor's former contents are to be restored."""
+        note = self.note_of(tensor)
+        return note is not None and note.original is former
+
     def before_data(self, tensor: torch.Tensor) -> None:
         """Note a tensor to which other data of the same kind is about to be assigned."""
         note = self.note_of(tensor)

@@ -56,6 +56,8 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
         before.before_becoming(tensor, other)
         gradient = tensor.grad
         assign_data(tensor, other)
+        if isinstance(other, FakeTensor) and not before.holds(tensor, other):
+            data.__set__(other, _without_memory(other))
         kept_gradients.keep(tensor, gradient)
 
     def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
@@ -73,6 +75,13 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
         (UninitializedTensorMixin, "materialize", materialize),
         (FakeTensor, "__new__", staticmethod(_new)),
     ]
+
+
+def _without_memory(tensor: FakeTensor) -> FakeTensor:
+    """What a graph made before may hold on: it holds the tensor, not the data that moved away."""
+    with torch._C._DisableTorchDispatch():
+        nothing = constructors.empty(0, dtype=tensor.dtype, device="meta")
+    return FakeTensor(tensor.fake_mode, nothing, tensor.fake_device)
 
 
 def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
