@@ -36,6 +36,12 @@ IN_PARTS = frozenset(
     }
 )
 
+MARKED_VIEWS = frozenset({aten.chunk.default, aten.narrow.default})
+"""Composites whose results PyTorch marks as views, so that their parts must not have done so.
+
+`VIEW_FUNCTIONS` in tools/autograd/gen_inplace_or_view_type.py; the others' parts are marked.
+"""
+
 
 def run_in_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a composite; its parts go to the active mode."""

@@ -24,7 +24,7 @@ from graphmem.caller import Belongings
 from graphmem.graph import Op, OwnerKind
 from graphmem.trace import overwritten, proxies
 from graphmem.trace.autocast import AutocastRegions
-from graphmem.trace.composites import IN_PARTS, is_pure, run_in_parts
+from graphmem.trace.composites import IN_PARTS, MARKED_VIEWS, is_pure, run_in_parts
 from graphmem.trace.higher_order import run_without_modes
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
 from graphmem.trace.later_nodes import LaterNodes
@@ -193,7 +193,7 @@ class TraceMode(TorchDispatchMode):
         return self._run_in_form if func in WATCHED else self._run
 
     def _composite(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if _is_inference(args):
+        if func not in MARKED_VIEWS and _is_inference(args):
             return self._decompose(func, types, args, kwargs)
         if is_pure(func):
             with self:  # below the keys that the call has passed, unlike an inference tensor's

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._device import _device_constructors
 
+import graphmem
 from graphmem.gpus import find_gpu
 from graphmem.graph import OwnerKind, PhaseName, StepGraph
 from graphmem.torch_releases import installed_release
@@ -410,6 +411,29 @@ class TestInference:
         traced(stepping(step))
 
         assert read == [4.0]
+
+    def test_parts_of_a_weight_are_views_in_inference_mode(self) -> None:
+        """`nn.MultiheadAttention` takes them by `chunk` where its keys are not its values."""
+
+        def parts_of(device: str) -> list[tuple[bool, bool, object, object]]:
+            weight = nn.Parameter(torch.zeros(6, 2, device=device))
+            with torch.inference_mode():
+                own = torch.zeros(6, 2, device=device)
+                made = [
+                    *weight.chunk(3),
+                    weight.narrow(0, 2, 2),
+                    *own.chunk(3),
+                    own.narrow(0, 2, 2),
+                ]
+            return [(e.is_inference(), e._is_view(), e.shape, e.storage_offset()) for e in made]
+
+        with graphmem.virtual_gpu("a100"):
+            on_card = parts_of("cuda")
+            query, value = torch.randn(2, 2, 5, 64, device="cuda")
+            attention = nn.MultiheadAttention(64, 4, device="cuda").eval()
+            with torch.inference_mode():
+                assert attention(query, query, value)[0].shape == (2, 5, 64)
+        assert on_card == parts_of("cpu")
 
     def test_a_custom_step_cannot_be_inference(self) -> None:
         with pytest.raises(InferenceOfOwnLoopError):
