@@ -49,16 +49,15 @@ from graphmem.virtual_device.libraries.python_kernels import (
     no_scratch,
     run_kernel,
 )
+from graphmem.virtual_device.operators.ctc import CTC_LOSSES
+from graphmem.virtual_device.recurrent import RECURRENT
 
 aten = torch.ops.aten
 
 _CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-_KERNELS_ON_CARD = (
-    torch._C.DispatchKey.CUDA,
-    torch._C.DispatchKey.CompositeExplicitAutograd,
-)
+_KERNELS_ON_CARD = (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CompositeExplicitAutograd)
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_OF_VIRTUAL_GPU = (aten.scaled_dot_product_attention.default, *FAST_PATHS)
+_OF_VIRTUAL_GPU = (aten.scaled_dot_product_attention.default, *FAST_PATHS, *CTC_LOSSES, *RECURRENT)
 _PROFILER = (
     torch.ops.profiler._record_function_enter_new.default,
     torch.ops.profiler._record_function_exit._RecordFunction,
@@ -246,21 +245,19 @@ class TraceMode(TorchDispatchMode):
         """Run a composite operation by its parts, each of which passes through here.
 
         Inference tensors, which have no autograd keys, bring composites this far. One with a CUDA
-        kernel runs whole on a card; attention's kernels are the virtual GPU's.
+        kernel runs whole on a card, where some kernels are the virtual GPU's, and so does what is
+        composed for compilers only (torch/_decomp/decompositions.py), which may take more memory.
         """
         is_cuda = self._recorder.device.type == "cuda"
         if is_cuda and func in _OF_VIRTUAL_GPU:
             with self:
                 return func.redispatch(_CUDA, *args, **kwargs)
-        if is_cuda and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
+        has_kernel = partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
+        if not has_kernel(_COMPOSITE.name) or (is_cuda and has_kernel("CUDA")):
             return self._run(func, types, args, kwargs)
         # Autocast casts a composite's parts, not the composite: restore the thread's keys for it.
         with torch._C._RestorePythonTLSSnapshot(), self:  # type: ignore[attr-defined]
-            if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE.name):
-                # `decompose` would prefer a Python form made for compilers, which may take more
-                # memory (torch/_decomp/decompositions.py: `dropout` in evaluation copies)
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
-            return func.decompose(*args, **kwargs)
+            return func._op_dk(_COMPOSITE, *args, **kwargs)
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._stays_real(func, args, kwargs):

@@ -34,6 +34,11 @@ aten = torch.ops.aten
 
 _MODES = {"rnn_relu": RNN_RELU, "rnn_tanh": RNN_TANH, "lstm": LSTM, "gru": GRU}
 
+RECURRENT = tuple(
+    getattr(getattr(aten, name), overload) for name in _MODES for overload in ("input", "data")
+)
+"""The operators whose kernels are here."""
+
 
 @contextmanager
 def recurrent_layers(multiprocessors: int) -> Iterator[None]:

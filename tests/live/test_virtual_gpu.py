@@ -412,6 +412,20 @@ class TestInference:
 
         assert read == [4.0]
 
+    def test_what_compilers_compose_runs_whole(self) -> None:
+        """Interpolation and a norm without running averages, which have kernels on every card."""
+        ran = []
+        for mode in (torch.no_grad, torch.inference_mode):
+
+            def step(mode: type[torch.no_grad | torch.inference_mode] = mode) -> None:
+                with mode():
+                    image = torch.ones(2, 8, 4, 4, device="cuda")
+                    F.instance_norm(F.interpolate(image, scale_factor=2))
+
+            ran.append(targets(traced(stepping(step))))
+        assert "aten.upsample_nearest2d.default" in ran[0]
+        assert ran[0] == ran[1]
+
     def test_parts_of_a_weight_are_views_in_inference_mode(self) -> None:
         """`nn.MultiheadAttention` takes them by `chunk` where its keys are not its values."""
 

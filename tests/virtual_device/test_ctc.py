@@ -70,6 +70,17 @@ def test_every_form_of_lengths_makes_the_same_table(
     assert sizes_of(graph, "aten._ctc_loss_backward.") == [STEPS * BATCH * LABELS * FLOAT]
 
 
+@pytest.mark.parametrize("lengths", [on_host, on_device, as_list])
+def test_inference_mode_makes_the_same_table(lengths: Callable[[int], Any]) -> None:
+    def step() -> None:
+        with torch.inference_mode():
+            scores = torch.randn(STEPS, BATCH, LABELS, device="cuda").log_softmax(2)
+            functional.ctc_loss(scores, padded(), lengths(STEPS), lengths(LONGEST))
+
+    sizes = sizes_of(traced(step, gpu="a100"), "aten._ctc_loss.")
+    assert sorted(sizes) == [BATCH * FLOAT, LOG_ALPHA]
+
+
 def test_unknown_lengths_are_assumed_at_their_bound_and_reported() -> None:
     def step() -> None:
         scores = torch.randn(STEPS, BATCH, LABELS, device="cuda", requires_grad=True)

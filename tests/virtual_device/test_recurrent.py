@@ -283,3 +283,21 @@ def test_dropout_takes_no_workspace_in_evaluation(
         mode, steps, 10, rows, width, width, width, 2, 1, 0.2, torch.float32, is_training=False
     )
     assert layers.workspace_bytes == nbytes
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_inference_mode_runs_the_same_operation(kind: type[nn.RNNBase], is_packed: bool) -> None:
+    """Composites arrive there in one piece: neuralforecast's predictions of its TFT."""
+    targets = []
+    for mode in (torch.no_grad, torch.inference_mode):
+
+        def step(mode: type[torch.no_grad | torch.inference_mode] = mode) -> None:
+            layers = kind(32, 32, 2, bidirectional=True).cuda()
+            source = torch.zeros(7, 4, 32, device="cuda")
+            with mode():
+                layers(pack_padded_sequence(source, [7, 5, 3, 2]) if is_packed else source)
+
+        targets.append([op.target for op in traced(step).ops if "detach" not in op.target])
+    assert "aten._cudnn_rnn.default" in targets[0]
+    assert targets[0] == targets[1]

@@ -21,6 +21,9 @@ from graphmem.virtual_device.operators.lengths import lengths_on_host
 
 aten = torch.ops.aten
 
+CTC_LOSSES = (aten.ctc_loss.IntList, aten.ctc_loss.Tensor)
+"""The operators whose kernel is here."""
+
 _MEAN, _SUM = 1, 2  # at::Reduction
 _CUDNN_LONGEST_TARGET = 255
 
@@ -30,8 +33,8 @@ Lengths = torch.Tensor | Sequence[int]
 def implement(library: torch.library.Library) -> None:
     """Register the composite."""
     for key in ("AutogradCUDA", "CUDA"):
-        library.impl("ctc_loss.IntList", _ctc_loss, key)
-        library.impl("ctc_loss.Tensor", _ctc_loss, key)
+        for loss in CTC_LOSSES:
+            library.impl(loss, _ctc_loss, key)
 
 
 def _ctc_loss(
