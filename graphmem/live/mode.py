@@ -72,6 +72,12 @@ class LiveMode(FollowedMode):
         """Everything on the CPU is real."""
         return True
 
+    def _own_kernel(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        before = self.refusal
+        result = super()._own_kernel(func, types, args, kwargs)
+        self.refusal = before  # the kernel did without what was refused inside it
+        return result
+
     def _record(self, *args: Any) -> Op:
         func, operands, options = args[:3]
         self.unfilled.before(func, operands, options, FLOATS)  # the most whose values are followed

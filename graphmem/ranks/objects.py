@@ -3,8 +3,9 @@
 `broadcast_object_list` and `scatter_object_list` send pickled objects and their lengths through
 `broadcast` and `scatter` of their own module, `all_gather_object` and `gather_object` through
 `all_gather`, from 2.15 on `all_gather_single`, and `gather`. Nothing else calls them there with
-what `_object_to_tensor` returns: programs call those of `torch.distributed`. A rank that is sent an object has no values of its own to take instead; of what
-is gathered, it takes its own for ranks that do not run.
+what `_object_to_tensor` returns: programs call those of `torch.distributed`. A rank that is sent an
+object has no values of its own to take instead; of what is gathered, it takes its own for ranks
+that do not run.
 
 Up to torch 2.11 the stages of a pipeline send meta tensors, to tell each other shapes.
 """

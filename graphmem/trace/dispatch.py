@@ -29,7 +29,7 @@ from graphmem.trace.higher_order import run_without_modes
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
 from graphmem.trace.later_nodes import LaterNodes
 from graphmem.trace.location import Location
-from graphmem.trace.messages import NoKernelOnCardError
+from graphmem.trace.messages import NoKernelOnCardError, NoMetaKernelError
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.python_functions import name_of
 from graphmem.trace.reads import Reads
@@ -213,10 +213,10 @@ class TraceMode(TorchDispatchMode):
         try:
             with self:
                 result = run_kernel(func, args, kwargs)
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, NoMetaKernelError) as error:
             if isinstance(error, torch.OutOfMemoryError) or not is_custom(func):
                 raise
-            # The kernel calls compiled code; the program's shape function says what comes of it.
+            # The kernel calls compiled code; its own shape function says what comes of it.
             result = self._run(func, types, args, kwargs)
             self._recorder.assume(*no_scratch(func, error), self._location.place())
             return result

@@ -18,7 +18,7 @@ import torch
 from graphmem.caller.tensors import leaf_of
 from graphmem.graph import OwnerKind
 from graphmem.trace.graph_task import Node, is_accumulate_grad
-from graphmem.trace.python_functions import grad_dtype_of, grad_dtypes_of
+from graphmem.trace.python_functions import grad_dtypes_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.wrapper_tensors import is_wrapper
 from graphmem.virtual_device.sparse import parts_of
@@ -133,9 +133,9 @@ class GradientRules:
 def _dtype_for(node: Node, position: int, dtype: torch.dtype) -> torch.dtype | None:
     """The dtype of an input's gradient: its own unless `grad_dtype` says otherwise; None is any."""
     if is_accumulate_grad(node):
-        leaf = leaf_of(node)
-        own = grad_dtype_of(leaf)
-        return own if own != leaf.dtype else dtype
+        leaf: Any = leaf_of(node)
+        own = getattr(leaf, "grad_dtype", leaf.dtype) if leaf.is_leaf else leaf.dtype
+        return own if own != leaf.dtype else dtype  # 2.9 has no `grad_dtype`
     return grad_dtypes_of(node).get(position, dtype)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,8 @@ _MATERIALIZES = "_graphmem_materializes"
 _RESULTS = "_graphmem_results"
 _STREAM = "_graphmem_stream"
 _GRAD_DTYPES = "_graphmem_grad_dtypes"
+_SETS_GRAD_DTYPES = hasattr(FunctionCtx, "set_output_grad_dtype")
+"""Since 2.15; before, only a leaf has a `grad_dtype`."""
 
 
 class _OfThread(threading.local):
@@ -62,11 +64,6 @@ def grad_dtypes_of(node: Any) -> dict[int, torch.dtype | None]:
     """The dtypes of gradients that a Python function has set, by its results' positions."""
     dtypes: dict[int, torch.dtype | None] = getattr(node, _GRAD_DTYPES, {})
     return dtypes
-
-
-def grad_dtype_of(tensor: torch.Tensor) -> torch.dtype | None:
-    """The dtype of a tensor's gradient; None is any."""
-    return getattr(tensor, "grad_dtype", tensor.dtype)  # 2.9 has no other
 
 
 def replacements(current_stream: Callable[[], int]) -> list[Replacement]:
@@ -115,11 +112,15 @@ def _note_results(results: tuple[Any, ...], stream: int) -> None:
         if isinstance(node, torch._C._FunctionBase):
             setattr(node, _RESULTS, [_look_of_zeros(node, each) for each in tensors])
             setattr(node, _STREAM, stream)
-            given = ((i, each) for i, each in enumerate(tensors) if each is not None)
-            own = {i: grad_dtype_of(each) for i, each in given if grad_dtype_of(each) != each.dtype}
-            if own:
-                setattr(node, _GRAD_DTYPES, own)
+            if _SETS_GRAD_DTYPES:
+                setattr(node, _GRAD_DTYPES, dict(_grad_dtypes(tensors)))
             return
+
+
+def _grad_dtypes(results: list[Any]) -> Iterator[tuple[int, torch.dtype | None]]:
+    for i, result in enumerate(results):
+        if result is not None and result.grad_dtype != result.dtype:
+            yield i, result.grad_dtype
 
 
 def _look_of_zeros(node: Any, result: torch.Tensor | None) -> tuple[Any, ...] | None:

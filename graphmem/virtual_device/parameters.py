@@ -97,9 +97,8 @@ def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     for name, value in vars(tensor).items():
         if name not in left:
             vars(made).setdefault(name, value)
-    own = getattr(tensor, "grad_dtype", tensor.dtype)  # 2.9 has none
-    if own != tensor.dtype:
-        made.grad_dtype = own
+    if tensor.is_leaf and getattr(tensor, "grad_dtype", tensor.dtype) != tensor.dtype:
+        made.grad_dtype = tensor.grad_dtype  # 2.9 has none
     return made
 
 

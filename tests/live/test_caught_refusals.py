@@ -50,3 +50,23 @@ def test_an_error_of_the_script_leaves_it_as_it_is(run: Callable[..., Outcome]) 
 
     assert (outcome.exit_code, outcome.stdout) == (0, "caught\n")
     assert "fits on" in outcome.stderr
+
+
+def test_an_operators_kernel_may_do_without_what_was_refused(run: Callable[..., Outcome]) -> None:
+    """As `varlen_attn` of torch 2.15 on Hopper, whose kernel calls cuDNN's, which has no shapes."""
+    heads = "torch.zeros(1, 2, 64, 64, device='cuda')"
+    outcome = run(
+        "import torch\n"
+        "@torch.library.custom_op('kept::attended', mutates_args=())\n"
+        "def attended(q: torch.Tensor) -> torch.Tensor:\n"
+        "    return torch.ops.aten._cudnn_attention_forward(\n"
+        "        q, q, q, None, None, None, 64, 64, True)[0]\n"
+        "@attended.register_fake\n"
+        "def _(q: torch.Tensor) -> torch.Tensor:\n"
+        "    return torch.empty_like(q)\n"
+        f"attended({heads})\n"
+    )
+
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "peak 64.0 KiB allocated (65,536 bytes)" in outcome.stderr  # what goes in and comes out
+    assert "scratch memory of kept.attended: none" in outcome.stderr

@@ -247,7 +247,8 @@ class TestWorlds:
             "warnings.simplefilter('error')",
             "from torch.distributed import distributed_c10d",
             "dist.init_process_group('nccl')",
-            "distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=9), dist.group.WORLD)",
+            "set_it = getattr(dist, 'set_timeout', distributed_c10d._set_pg_timeout)",  # since 2.15
+            "set_it(datetime.timedelta(seconds=9), dist.group.WORLD)",
             "print('set')",
             "dist.destroy_process_group()",
         )

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from graphmem import TrainingStep, analyze, virtual_gpu
+from tests.support.sizes import CUBLAS_WORKSPACE
 
 ROWS, WIDTH, HIDDEN = 8, 64, 256
 
@@ -37,7 +38,7 @@ def test_a_lazy_module_takes_its_memory_in_the_first_forward_pass() -> None:
         assert weight.grad.shape == weight.shape
         optimizer.zero_grad()
         vectors = 512 + 5 * HIDDEN * 2  # the counter, the bias and four of the norm
-        workspaces = 2 * 8519680  # cuBLAS's, in two threads
+        workspaces = 2 * CUBLAS_WORKSPACE  # in two threads
         assert torch.cuda.memory_allocated() == HIDDEN * WIDTH * 2 + vectors + workspaces
 
 
