@@ -100,7 +100,7 @@ class Unwatched:
         finally:
             self._is_open = False
             if is_in_backward:  # the engine's thread has no frames of the program
-                collect(1)  # what the compiler left in cycles with them; older objects took as long
+                collect()  # also of what an earlier collection has aged: recording triton_compile
 
     def on_card(self, factory: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a factory so that real tensors are recorded even inside the compiler.
