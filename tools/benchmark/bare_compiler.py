@@ -18,7 +18,6 @@ from unittest.mock import patch
 import torch
 
 from graphmem import TrainingStep
-from graphmem.data_stack import with_room
 from graphmem.environment import environment
 from graphmem.gpus import Gpu
 from graphmem.trace.loop import TrainingLoop
@@ -31,7 +30,6 @@ class _CompiledError(Exception):
     """The compiled forward pass is called."""
 
 
-@with_room
 def compile_barely(build: Callable[[], TrainingStep], gpu: Gpu) -> float:
     """The CPU seconds in which PyTorch compiles a step whose model is compiled.
 
