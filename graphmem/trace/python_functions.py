@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,8 +29,7 @@ _MATERIALIZES = "_graphmem_materializes"
 _RESULTS = "_graphmem_results"
 _STREAM = "_graphmem_stream"
 _GRAD_DTYPES = "_graphmem_grad_dtypes"
-_SETS_GRAD_DTYPES = hasattr(FunctionCtx, "set_output_grad_dtype")
-"""Since 2.15; before, only a leaf has a `grad_dtype`."""
+_set_dtypes: Any = getattr(FunctionCtx, "set_output_grad_dtype", None)  # since 2.14
 
 
 class _OfThread(threading.local):
@@ -86,6 +85,7 @@ def replacements(current_stream: Callable[[], int]) -> list[Replacement]:
     return [
         (Function, "apply", classmethod(_holding_arguments_alike(apply_and_note))),
         (FunctionCtx, "set_materialize_grads", _set_materialize_grads),
+        *([(FunctionCtx, "set_output_grad_dtype", _set_output_grad_dtype)] if _set_dtypes else ()),
     ]
 
 
@@ -112,15 +112,7 @@ def _note_results(results: tuple[Any, ...], stream: int) -> None:
         if isinstance(node, torch._C._FunctionBase):
             setattr(node, _RESULTS, [_look_of_zeros(node, each) for each in tensors])
             setattr(node, _STREAM, stream)
-            if _SETS_GRAD_DTYPES:
-                setattr(node, _GRAD_DTYPES, dict(_grad_dtypes(tensors)))
             return
-
-
-def _grad_dtypes(results: list[Any]) -> Iterator[tuple[int, torch.dtype | None]]:
-    for i, result in enumerate(results):
-        if result is not None and result.grad_dtype != result.dtype:
-            yield i, result.grad_dtype
 
 
 def _look_of_zeros(node: Any, result: torch.Tensor | None) -> tuple[Any, ...] | None:
@@ -137,6 +129,11 @@ def _look_of_zeros(node: Any, result: torch.Tensor | None) -> tuple[Any, ...] | 
 def _set_materialize_grads(context: Any, value: bool) -> None:
     context.materialize_grads = value
     setattr(context, _MATERIALIZES, value)
+
+
+def _set_output_grad_dtype(context: Any, *dtypes: torch.dtype | None) -> None:
+    _set_dtypes(context, *dtypes)
+    setattr(context, _GRAD_DTYPES, dict(enumerate(dtypes)))
 
 
 def apply(node: Any, gradients: list[Any], edges: Edges, *, keep: bool) -> list[Any]:

@@ -45,7 +45,7 @@ def test_gradients_are_cast_as_by_the_real_engine(grad_dtype: torch.dtype | None
 
 @pytest.mark.skipif(
     not hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype"),
-    reason="new in torch 2.15",
+    reason="new in torch 2.14",
 )
 @pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16, None])
 def test_a_function_gets_gradients_as_from_the_real_engine(grad_dtype: torch.dtype | None) -> None:
