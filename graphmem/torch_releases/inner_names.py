@@ -58,6 +58,13 @@ INNER_NAMES = (
         "Python functions",
         _BACKWARD,
     ),
+    Names(
+        "torch.autograd.function.FunctionCtx",
+        "set_output_grad_dtype",
+        "the dtypes of gradients of Python functions",
+        _BACKWARD,
+        (2, 14),
+    ),
     Names("torch._C", "_get_dispatch_mode _TorchDispatchModeKey", "make_fx", "a program's make_fx"),
     Names("torch.autograd.graph", "disable_saved_tensors_hooks", "torch.func", "torch.func"),
     Names("torch.autograd.graph.save_on_cpu", "__init__", "its copies", "programs that use it"),
