@@ -4,7 +4,7 @@ CPython keeps frames in chunks of 16 KiB and unmaps a chunk as soon as its first
 (`push_chunk` and `_PyThreadState_PopFrame` in Python/pystate.c). A loop that calls a function
 across the end of a chunk therefore maps memory, and faults on it, at each call: PyTorch's compiler
 spends up to a third of its time so, depending on how deep it was called. A frame that is too large
-for a chunk gets one of its own size, rounded up to a power of two, and so do the frames above it.
+for a chunk gets a chunk of its size, rounded up to a power of two; its callees share what is left.
 """
 
 from __future__ import annotations
