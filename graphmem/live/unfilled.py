@@ -6,7 +6,8 @@ can run the script of a model that is larger than its memory.
 
 (1) An operation that fills a whole tensor with random numbers is noted, and not run. Likewise those
     that change such a tensor in place and read no other, and copies of it on the host.
-(2) The generator goes on as if it had run, so whatever is drawn later is what a real run draws.
+(2) The generator jumps to where it would be (`jump_ahead`), so whatever is drawn later is what a
+    real run draws.
 (3) Before anything reads the tensor, the noted operations run, in their order, with the generator
     as it was. So the numbers are those of a real run, bit by bit.
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem import constructors
+from graphmem.live.jump_ahead import jump
 from graphmem.trace.operands import tensors_of
 from graphmem.values.limits import FLOATS
 from graphmem.virtual_device.patching import Method, Replacement
@@ -49,11 +51,6 @@ _READERS = (
     (torch.Tensor, "_typed_storage"),  # by which tensors are saved and shared
     (torch.UntypedStorage, "data_ptr"),
 )
-_AT_ONCE = 1 << 18
-"""Numbers drawn at once: few enough for a core's cache."""
-_GROUP = 16
-"""`normal_` draws in groups of 16 numbers, and the last 16 again if some remain
-(aten/src/ATen/native/cpu/DistributionTemplates.h, `normal_fill`)."""
 
 
 class _Looks(NamedTuple):
@@ -181,8 +178,12 @@ class UnfilledTensors:
                 _run(unfilled.changes, memory)
 
     def _draw(self, func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        state = _generator_of(kwargs).get_state()
-        _draw_elsewhere(func, tensor, args, kwargs)
+        def draw(numbers: torch.Tensor, generator: torch.Generator) -> None:
+            func(numbers, *args, **kwargs | {"generator": generator})
+
+        generator = _generator_of(kwargs)
+        state = generator.get_state()
+        jump(generator, draw, tensor.numel(), tensor.dtype)
         self._wait(tensor, [_Change(func, _Looks.of(tensor), args, kwargs, state)])
 
     def _wait(self, tensor: torch.Tensor, changes: list[_Change | _Copied]) -> None:
@@ -252,18 +253,6 @@ def _keeps_place(kwargs: dict[str, Any]) -> bool:
 
 def _generator_of(kwargs: dict[str, Any]) -> torch.Generator:
     return kwargs.get("generator") or torch.default_generator
-
-
-def _draw_elsewhere(
-    func: Callable[..., Any], tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Draw as many numbers, into little memory."""
-    scratch = constructors.empty(_AT_ONCE + _GROUP, dtype=tensor.dtype, device="cpu")
-    left = tensor.numel()
-    while left > len(scratch):
-        func(scratch[:_AT_ONCE], *args, **kwargs)
-        left -= _AT_ONCE
-    func(scratch[:left], *args, **kwargs)
 
 
 _of_process: weakref.WeakSet[UnfilledTensors] = weakref.WeakSet()
