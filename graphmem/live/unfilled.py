@@ -11,23 +11,29 @@ can run the script of a model that is larger than its memory.
 (3) Before anything reads the tensor, the noted operations run, in their order, with the generator
     as it was. So the numbers are those of a real run, bit by bit.
 
-Readers are operations that are no views, the methods in `_READERS`, and forked processes. Not
-covered: libraries that read a tensor's memory by another way.
+Readers are operations that are no views, the methods in `_READERS`, and forked processes. An
+address reads nothing: programs compare addresses, as to find weights that are tied. It does where
+it is handed to `ctypes`, or to PyTorch's `save`. Not covered: libraries that read a tensor's memory
+by another way.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem import constructors
+from graphmem.frames import Origin, origin_of
 from graphmem.live.jump_ahead import jump
 from graphmem.trace.operands import tensors_of
 from graphmem.values.limits import FLOATS
@@ -47,10 +53,10 @@ _CHANGES = _DRAWS | {
 _COPIES = frozenset({aten._to_copy.default, aten.clone.default})
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _READERS = (
-    *((torch.Tensor, name) for name in ("numpy", "tolist", "data_ptr", "__dlpack__")),
+    *((torch.Tensor, name) for name in ("numpy", "tolist", "__dlpack__")),
     (torch.Tensor, "_typed_storage"),  # by which tensors are saved and shared
-    (torch.UntypedStorage, "data_ptr"),
 )
+_ADDRESSES = ((torch.Tensor, "data_ptr"), (torch.UntypedStorage, "data_ptr"))
 
 
 class _Looks(NamedTuple):
@@ -119,6 +125,27 @@ class _Unfilled(weakref.ref[torch.UntypedStorage]):
     changes: list[_Change | _Copied]
 
 
+def _always(_: FrameType) -> bool:
+    return True
+
+
+def _is_read_by_address(caller: FrameType | None) -> bool:
+    """Whether a function that asks for an address can read what is there."""
+    while caller is not None and origin_of(caller.f_code.co_filename) is Origin.GRAPHMEM:
+        caller = caller.f_back
+    if caller is None:
+        return False
+    known = caller.f_globals
+    return known.get("__name__") == "torch.serialization" or any(
+        name == "ctypes" or _is_of_ctypes(known.get(name)) for name in caller.f_code.co_names
+    )
+
+
+def _is_of_ctypes(value: Any) -> bool:
+    made = isinstance(value, (type, FunctionType))
+    return value is ctypes or (made and value.__module__ == "ctypes")
+
+
 class UnfilledTensors:
     """Knows the tensors that wait for their numbers, and fills them when they are read."""
 
@@ -129,11 +156,17 @@ class UnfilledTensors:
 
     def replacements(self) -> list[Replacement]:
         """List the attributes to replace."""
-        return [(owner, name, self._reading(getattr(owner, name))) for owner, name in _READERS]
+        return [
+            *((owner, name, self._reading(getattr(owner, name))) for owner, name in _READERS),
+            *(
+                (owner, name, self._reading(getattr(owner, name), _is_read_by_address))
+                for owner, name in _ADDRESSES
+            ),
+        ]
 
-    def _reading(self, original: Any) -> Any:
+    def _reading(self, original: Any, reads: Callable[[FrameType], bool] = _always) -> Any:
         def call(read: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._waiting:
+            if self._waiting and reads(sys._getframe(1)):
                 is_tensor = isinstance(read, torch.Tensor)
                 self._fill(read.untyped_storage() if is_tensor else read)
             return original(read, *args, **kwargs)

@@ -4,6 +4,7 @@ With an argument a small part is read by way of the card.
 """
 
 import copy
+import ctypes
 import hashlib
 import io
 import sys
@@ -85,6 +86,8 @@ def read():
     show("shared", torch.empty(N, N).normal_().share_memory_())
     print(np.asarray(torch.empty(N, N).normal_())[0, :3])
     print(np.from_dlpack(torch.empty(N, N).normal_())[1, 1])
+    numbers = torch.empty(N, N).normal_()
+    print(ctypes.string_at(numbers.data_ptr(), 8))
     part = nn.Linear(N, N).weight.detach()[:2, :3]
     print((part.cuda() if len(sys.argv) > 1 else part).tolist())
 
