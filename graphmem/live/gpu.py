@@ -18,6 +18,7 @@ from graphmem.caller import put_back, turn
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU
 from graphmem.live import resized_storages, serialization, surroundings
+from graphmem.live.kept_files import KeptFiles
 from graphmem.live.messages import EnteredTwiceError, SecondGpuError
 from graphmem.live.program_threads import ProgramThreads
 from graphmem.live.session import EnoughSteps, LiveSession
@@ -139,7 +140,9 @@ class VirtualGpu:
             )
             stack.enter_context(standing_in(self.stand_ins, self.runtime.gpu))
             stack.enter_context(with_stand_ins(self.stand_ins, self.runtime.gpu))
-            stack.enter_context(replaced(self._replacements()))
+            kept = KeptFiles(session.recorder, session.location)
+            stack.enter_context(replaced([*self._replacements(kept), *kept.replacements()]))
+            stack.enter_context(kept.safetensors())
             stack.enter_context(ranks.groups_taken_down())
             stack.enter_context(zero.named(session.recorder))
             stack.enter_context(session.watching(card, outermost))
@@ -162,14 +165,14 @@ class VirtualGpu:
         self._session.mode.unfilled.fill_all()
         self._stack.close()
 
-    def _replacements(self) -> list[Any]:
+    def _replacements(self, kept: KeptFiles) -> list[Any]:
         session = self._session
         journal = Journal(
             session.reads.known, session.location.place, lambda: session.enough is not None
         )
         return [
             *addresses.replacements(session.recorder, self._simulator.block_holding),
-            *serialization.replacements(session.recorder, session.fake_mode, session.reads),
+            *serialization.replacements(session.recorder, session.fake_mode, session.reads, kept),
             *storage_parts.replacements(session.recorder),
             *resized_storages.replacements(session.recorder, session.saved.replaced),
             *pool_pointers.replacements(self._simulator, session.fake_mode),

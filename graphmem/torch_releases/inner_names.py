@@ -106,9 +106,8 @@ INNER_NAMES = (
     Names("torch.utils.dlpack", "to_dlpack", "tensors by DLPack", "them"),
     Names("torch.UntypedStorage", "_cdata", "telling storages apart", _NO_TRACE),
     Names("torch.UntypedStorage", "__getitem__", "slices of storages", "a slice"),
-    Names(
-        "torch.UntypedStorage", "data_ptr cpu to resize_", "addresses and saved files", "torch.save"
-    ),
+    Names("torch.UntypedStorage", "data_ptr cpu to resize_", "addresses, saved files", "them"),
+    Names("torch.serialization", "_open_zipfile_writer", "saved files", "torch.save"),
     Names(
         "torch._C",
         "_storage_Use_Count _is_cached_tensor",
