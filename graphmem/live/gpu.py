@@ -204,7 +204,7 @@ class VirtualGpu:
         return self._session.mode.refusal
 
     def abandon(self) -> None:
-        """Leave tensors on the host without their numbers: their program has failed."""
+        """Leave tensors on the host without their numbers: their program has ended."""
         self._session.mode.unfilled.forget()
 
     def follow(self, step: TrainingStep) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from graphmem.graph import Op
 from graphmem.live.collector_pace import CollectorPace
 from graphmem.live.messages import WrongCardError
 from graphmem.live.unfilled import UnfilledTensors
+from graphmem.live.untouched import UntouchedTensors
 from graphmem.online.mode import FollowedMode
 from graphmem.trace import jit_tracer, real_tensors
 from graphmem.trace.dispatch import DEVICE
@@ -29,15 +31,18 @@ class LiveMode(FollowedMode):
     Attributes:
         pace: how often Python's cycle collector runs.
         unfilled: the tensors on the host that wait for their numbers.
+        untouched: those that nobody has written to.
         refusal: the first refusal of an operation, without its frames, which would keep tensors.
     """
 
     def __init__(self, memory: DeviceMemory, *watchers: Any) -> None:
         super().__init__(memory, *watchers)
         self.pace = CollectorPace(self._recorder)
-        self.unfilled = UnfilledTensors()
+        self.untouched = UntouchedTensors()
+        self.unfilled = UnfilledTensors(self.untouched)
         self.refusal: InputError | None = None
         self._real_elements = math.inf  # the CPU is real
+        self.reads.zeros = partial(self.untouched.zeros, otherwise=self.reads.zeros)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -78,6 +83,11 @@ class LiveMode(FollowedMode):
         self.refusal = before  # the kernel did without what was refused inside it
         return result
 
+    def _write(self, target: torch.Tensor, copied: torch.Tensor) -> None:
+        if not self.untouched.takes(target, copied):
+            self.untouched.wrote(target)
+            super()._write(target, copied)
+
     def _record(self, *args: Any) -> Op:
         func, operands, options = args[:3]
         self.unfilled.before(func, operands, options, FLOATS)  # the most whose values are followed
@@ -102,7 +112,7 @@ class LiveMode(FollowedMode):
         self._spare(func, args, kwargs)
         if args and isinstance(args[0], FakeTensor):
             args = (real_tensors.shape_of(args[0]), *args[1:])
-        result = self.unfilled.run(func, args, kwargs)
+        result = self.untouched.run(func, args, kwargs, self.unfilled.run)
         self._recorder.host.note(result)
         self._newest_node = torch._C._autograd._get_sequence_nr()
         return result

@@ -84,10 +84,9 @@ def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
                 program.run(gpu)
         except BaseException as error:
             failure = error
-            if not isinstance(error, SystemExit):
-                gpu.abandon()
             raise
         finally:
+            gpu.abandon()
             gpu.__exit__(type(failure) if failure else None, failure, None)
     except EnoughSteps as enough:
         return _enough(enough)

@@ -35,6 +35,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem import constructors
 from graphmem.frames import Origin, origin_of
 from graphmem.live.jump_ahead import jump
+from graphmem.live.untouched import UntouchedTensors
 from graphmem.trace.operands import tensors_of
 from graphmem.values.limits import FLOATS
 from graphmem.virtual_device.patching import Method, Replacement
@@ -149,7 +150,8 @@ def _is_of_ctypes(value: Any) -> bool:
 class UnfilledTensors:
     """Knows the tensors that wait for their numbers, and fills them when they are read."""
 
-    def __init__(self) -> None:
+    def __init__(self, untouched: UntouchedTensors) -> None:
+        self._untouched = untouched
         self._waiting: dict[int, _Unfilled] = {}
         _of_process.add(self)
         _hook()
@@ -166,9 +168,10 @@ class UnfilledTensors:
 
     def _reading(self, original: Any, reads: Callable[[FrameType], bool] = _always) -> Any:
         def call(read: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._waiting and reads(sys._getframe(1)):
-                is_tensor = isinstance(read, torch.Tensor)
-                self._fill(read.untyped_storage() if is_tensor else read)
+            if (self._waiting or self._untouched.exist) and reads(sys._getframe(1)):
+                memory = read.untyped_storage() if isinstance(read, torch.Tensor) else read
+                self._untouched.touch(memory)
+                self._fill(memory)
             return original(read, *args, **kwargs)
 
         return Method(original, call)

@@ -135,8 +135,12 @@ class DataDependentMode(SizesByDataMode):
         assumed = self.reads.on_host(like, source)
         self._record(func, args, kwargs, target, self._recorder.begin_op())
         self._spare(func, args, kwargs)
-        target.copy_(assumed)
+        self._write(target, assumed)
         return target
+
+    def _write(self, target: torch.Tensor, copied: torch.Tensor) -> None:
+        """Write the card's numbers into a tensor on the host."""
+        target.copy_(copied)
 
     def _equal(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """`cuda_equal` (aten/src/ATen/native/cuda/Equal.cpp)."""

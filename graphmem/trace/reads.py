@@ -48,6 +48,7 @@ class Reads:
 
     Attributes:
         known: the values that are known.
+        zeros: makes a tensor on the host, like another, for numbers that nobody knows.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Reads:
         self._told_at: Counter[Source] = Counter()
         self._newest = ""
         self._is_aside = False
+        self.zeros: Callable[[torch.Tensor], torch.Tensor] = _real_like
 
     def choose(self, choices: Choices) -> None:
         """Apply the user's assumptions from now on."""
@@ -161,9 +163,7 @@ class Reads:
         if value is None:
             value = _default(copied.dtype) if tensor.numel() == 1 else 0.0
             value = self._bounded(copied, value)
-        real = _real_like(tensor)
-        if value:
-            real.fill_(value)
+        real = _real_like(tensor).fill_(value) if value else self.zeros(tensor)
         if tensor.numel() and not self._is_unseen():
             self._loops.check(self._location.frames())
             shown = str(_as(tensor.dtype, value))

@@ -9,6 +9,10 @@ it allocates nothing (deepspeed/ops/csrc/adam/multi_tensor_adam.cu, multi_tensor
 -1 (deepspeed/runtime/zero/utils.py). Here each gives in its own. Beside rank 0 it gets those of
 rank 0 all the same, and alone it keeps its own, as any rank alone does, so the assertion holds.
 
+(3) `DeepSpeedCPUAdam` updates tensors on the host in place (deepspeed/ops/csrc/adam/cpu_adam.cpp),
+from gradients whose values nobody knows. It is not run, so that its states stay untouched
+(`live/untouched.py`).
+
 Not covered: DeepSpeed's other extensions for a card. Those for the host are compiled and run.
 """
 
@@ -24,6 +28,7 @@ from typing import Any
 from graphmem.virtual_device.libraries.imports import prepared
 from graphmem.virtual_device.patching import replaced
 
+_OF_CPU_ADAM = ("create_adam", "adam_update", "adam_rollback", "destroy_adam")
 _BUILDER = "deepspeed.ops.op_builder.builder"
 _ZERO = "deepspeed.runtime.zero.utils"
 
@@ -61,6 +66,8 @@ def _loading(compiled: Callable[..., Any], on_card: type) -> Callable[..., Any]:
     def load(builder: Any, *args: Any, **options: Any) -> Any:
         if builder.name == "fused_adam" and isinstance(builder, on_card):
             return SimpleNamespace(multi_tensor_adam=_in_place)
+        if builder.name == "cpu_adam":
+            return SimpleNamespace(**dict.fromkeys(_OF_CPU_ADAM, _in_place))
         return compiled(builder, *args, **options)
 
     return load
