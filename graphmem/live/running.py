@@ -15,7 +15,7 @@ from graphmem.live.gpu import VirtualGpu
 from graphmem.live.messages import CaughtRefusalError
 from graphmem.live.script import NoSuchProgramError, Program, as_on_card
 from graphmem.live.session import EnoughSteps
-from graphmem.live.started_processes import noting_processes, what_it_started
+from graphmem.live.started_processes import end_processes, noting_processes, what_it_started
 from graphmem.time_limit import time_limit
 from graphmem.user_errors import hint_of, place_of
 from graphmem.virtual_device.stand_ins import asks_for_what_is_gone, stand_in_for
@@ -41,11 +41,13 @@ class Ending:
         exit_code: Python's exit code.
         why: the reason, if the program did not just end.
         error: graphmem's own refusal that ended the program, to be raised after the report.
+        was_stopped: whether it was stopped, rather than came to an end of its own.
     """
 
     exit_code: int
     why: str | None = None
     error: InputError | None = None
+    was_stopped: bool = False
 
 
 def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Ending:
@@ -63,6 +65,8 @@ def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Endi
     """
     with noting_processes() as processes:
         ending = _run(program, gpu, timeout)
+    if ending.was_stopped:
+        end_processes()
     started = None if gpu.was_used else what_it_started(processes)
     if started is None:
         return ending
@@ -93,7 +97,7 @@ def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
     except SystemExit as stop:
         return _stopped(gpu) or Ending(_exit_code(stop.code))
     except KeyboardInterrupt:
-        return Ending(INTERRUPTED, "interrupted")
+        return Ending(INTERRUPTED, "interrupted", was_stopped=True)
     except NoSuchProgramError:
         raise
     except InputError as error:
@@ -120,11 +124,12 @@ def _refused(error: InputError) -> Ending:
     """The end at the program's line that was refused, unless the refusal names it."""
     place = place_of(error)
     why = f"stopped at {place}" if place and place not in str(error) else None
-    return Ending(error.exit_code, why, error)
+    return Ending(error.exit_code, why, error, was_stopped=True)
 
 
 def _enough(enough: EnoughSteps) -> Ending:
-    return Ending(0, "stopped by --max-steps" + ("" if enough.has_trained else _UNTRAINED))
+    why = "stopped by --max-steps" + ("" if enough.has_trained else _UNTRAINED)
+    return Ending(0, why, was_stopped=True)
 
 
 @contextmanager

@@ -2,6 +2,9 @@
 
 It may be a launcher, as `axolotl train` starts, or a function of the program's own, as I-JEPA's
 main.py calls. The user is told at the end if nothing ran on the card.
+
+A program that was stopped does not tell its processes to end, as it would have done later, and
+Python would wait for them: they are ended with it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, active_children
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -77,6 +80,12 @@ def before_commands(listener: Callable[[list[str]], None]) -> Iterator[None]:
         yield
     finally:
         _listeners.remove(listener)
+
+
+def end_processes() -> None:
+    """End what a stopped program left running by `multiprocessing`, as Python ends daemons."""
+    for each in active_children():
+        each.terminate()
 
 
 def _noting_start(started: Started) -> Callable[[Any], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,31 @@ def test_a_function_in_another_process_is_named(started: Callable[[str], Outcome
     assert outcome.exit_code == 0
     assert "nothing ran on the card; it called train (" in outcome.stderr
     assert "script.py:3) in another process, which has no virtual card" in outcome.stderr
+
+
+def test_processes_of_a_stopped_program_end_with_it(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """As TorchRL's environments: each waits for what their parent sends, and Python for each."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from multiprocessing import Pipe, Process\n"
+        "import torch\n"
+        "ours, theirs = Pipe()\n"
+        "Process(target=theirs.recv).start()\n"
+        "pool = ProcessPoolExecutor(1)\n"
+        "pool.submit(abs, 1).result()\n"
+        "for _ in range(2):\n"
+        "    torch.nn.Linear(4, 4, device='cuda')(torch.ones(4, device='cuda')).sum().backward()\n"
+    )
+    outcome = run_graphmem("run", "--max-steps", "1", str(script))
+
+    for each in active_children():
+        each.join(10)
+    assert active_children() == []
+    assert "graphmem: stopped by --max-steps\n" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
 
 
 def test_code_that_a_program_compiles_for_the_card_is_said_not_to_run(
