@@ -105,19 +105,23 @@ def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
     except GraphmemError:
         raise
     except BaseException as error:  # noqa: BLE001 - as the interpreter itself does
-        _print_error(error)
-        why = f"ended by {type(error).__name__}: {_first_sentence(error)}"
-        hint = _hint(error, gpu)
-        return Ending(1, f"{why.removesuffix('.')}; {hint}" if hint else why)
+        return _stopped(gpu) or _failed(error, gpu)
     return _stopped(gpu) or Ending(0)
 
 
 def _stopped(gpu: VirtualGpu) -> Ending | None:
-    """How graphmem stopped the program, in a thread or in code that caught it."""
+    """How graphmem stopped the program, in a thread, or in code that caught it or then failed."""
     by = gpu.threads.stopped_by or gpu.enough
     if isinstance(by, InputError):
         return _refused(by)
     return _enough(by) if by is not None else None
+
+
+def _failed(error: BaseException, gpu: VirtualGpu) -> Ending:
+    _print_error(error)
+    why = f"ended by {type(error).__name__}: {_first_sentence(error)}"
+    hint = _hint(error, gpu)
+    return Ending(1, f"{why.removesuffix('.')}; {hint}" if hint else why)
 
 
 def _refused(error: InputError) -> Ending:
@@ -134,11 +138,15 @@ def _enough(enough: EnoughSteps) -> Ending:
 
 @contextmanager
 def _none_caught(gpu: VirtualGpu) -> Iterator[None]:
-    """Refuse a program that ends well only because it caught a refusal."""
-    end = None
+    """Refuse a program that ends as it does only because it caught a refusal."""
+    end: BaseException | None = None
     try:
         yield
     except (SystemExit, EnoughSteps) as error:
+        end = error
+    except Exception as error:
+        if isinstance(error, GraphmemError) or not _follows_refusal(error):
+            raise
         end = error
     if gpu.refusal is not None and gpu.threads.stopped_by is None:
         raise CaughtRefusalError(gpu.refusal)
@@ -159,13 +167,23 @@ def _exit_code(code: Any) -> int:
 
 def _print_error(error: BaseException) -> None:
     sys.stdout.flush()
-    seen: set[int] = set()
-    chain: BaseException | None = error
-    while chain is not None and id(chain) not in seen:
-        seen.add(id(chain))
-        chain.__traceback__ = as_on_card(chain.__traceback__)
-        chain = chain.__cause__ or chain.__context__
+    for each in _chain(error):
+        each.__traceback__ = as_on_card(each.__traceback__)
     sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _follows_refusal(error: BaseException) -> bool:
+    return any(isinstance(each, InputError) for each in _chain(error))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error, and those during which it was raised."""
+    chain: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in chain:
+        chain.append(at)
+        at = at.__cause__ or at.__context__
+    return chain
 
 
 def _hint(error: BaseException, gpu: VirtualGpu) -> str:

@@ -26,7 +26,9 @@ def run(run_graphmem: Callable[..., Outcome], tmp_path: Path) -> Callable[..., O
 
 
 @pytest.mark.parametrize(
-    "then", ["print(error)", "sys.exit(0)", "sys.exit(1)"], ids=["goes on", "ends", "fails"]
+    "then",
+    ["print(error)", "sys.exit(0)", "sys.exit(1)", "raise RuntimeError('training failed')"],
+    ids=["goes on", "ends", "fails", "wraps it"],
 )
 def test_the_refusal_is_told_and_nothing_fits(run: Callable[..., Outcome], then: str) -> None:
     """As loguru's `logger.catch` around YOLOX's training goes on to the end of the script."""

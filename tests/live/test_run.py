@@ -164,6 +164,27 @@ class TestTraining:
         assert "stopped by --max-steps" in done.stderr
         assert len(report_of(output)["steps"]) == 3
 
+    def test_an_error_in_what_a_stopped_script_leaves_is_not_its_end(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """Python asks `__exit__` of TorchRL's `to_module` for a truth value, and it has none."""
+        script = tmp_path / "failing_exit.py"
+        script.write_text(
+            "import torch\n"
+            "model = torch.nn.Linear(4, 4).cuda()\n"
+            "class Restored:\n"
+            "    def __enter__(self): pass\n"
+            "    def __exit__(self, *of): return torch.ones(2)\n"
+            "while True:\n"
+            "    with Restored():\n"
+            "        model(torch.ones(2, 4, device='cuda')).sum().backward()\n"
+        )
+        done = run("--max-steps", "2", script)
+
+        assert done.exit_code == 0
+        assert "graphmem: stopped by --max-steps\n" in done.stderr
+        assert "Traceback" not in done.stderr
+
     def test_max_steps_counts_forward_passes_where_nothing_trains(
         self, run: Run, tmp_path: Path
     ) -> None:
