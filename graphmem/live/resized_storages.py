@@ -52,6 +52,8 @@ def _note_size(recorder: Recorder, memory: torch.UntypedStorage, old: Storage) -
         return None
     new = recorder.new_bytes(nbytes) if nbytes else None
     if new is not None:
+        if new.nbytes == old.nbytes:  # gathered again
+            new.shape, new.dtype = old.shape, old.dtype
         recorder.run.note_change(new)
     recorder.stand_for(memory, new)
     recorder.disown(old)  # other views of it have no memory left

@@ -37,6 +37,14 @@ model.set_requires_gradient_sync(False)
 model(rows).sum().backward()
 torch.empty(1 << 26, device="cuda")
 """
+GATHERED_AGAIN = """
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+policy = MixedPrecisionPolicy(torch.bfloat16)
+fully_shard(model.cuda(), mp_policy=policy, reshard_after_forward=True)
+model(rows).sum().backward()
+model.unshard()
+torch.empty(1 << 26, device="cuda")
+"""
 DEEPSPEED = {
     "utils.debug": """
 def debug_extract_module_and_param_names(model): ...
@@ -135,6 +143,14 @@ def test_the_flat_parameter_that_fsdp1_gathers_is_a_parameter(
         "weight (all-gathered)" in each or "_flat_param (all-gathered)" in each
         for each in reasons(held, "parameter")
     )
+
+
+def test_what_is_gathered_again_has_its_type(at_peak: Report) -> None:
+    """`alloc_storage` of `fully_shard` resizes a storage, which knows bytes alone."""
+    held = at_peak(GATHERED_AGAIN)
+
+    gathered = [each for each in held["holders"] if each["reason"].endswith("(all-gathered)")]
+    assert [(each["dtype"], each["bytes"]) for each in gathered] == [("bfloat16", WHOLE // 2)]
 
 
 @pytest.mark.parametrize("use_orig_params", [False, True])
