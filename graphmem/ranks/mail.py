@@ -1,4 +1,8 @@
-"""What ranks send each other: the known values of tensors, by their ranks' numbers in a group."""
+"""What ranks send each other: the known values of tensors, by their ranks' numbers in a group.
+
+Each group has messages of its own, as it has a communicator: a thread that writes a checkpoint
+through one group exchanges objects while the main thread uses another.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,7 @@ class Mail:
     def send(self, group: Any, destination: int, tensor: torch.Tensor) -> None:
         """Send a tensor from this rank."""
         source, other = _ranks_of(group, group.rank(), destination)
-        self.messages.send(source, other, self._values(tensor))
+        self.messages.send(source, _in_group(group, other), self._values(tensor))
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Keep the values of a pickled object, which its tensor loses when it is made longer."""
@@ -90,7 +94,7 @@ class Mail:
                 longer object (`max_tensor_size` of `scatter_object_list`).
         """
         other, this = _ranks_of(group, source, group.rank())
-        message = self.messages.next(other, this)
+        message = self.messages.next(other, _in_group(group, this))
 
         def arrive() -> bool:
             values = self.messages.receive(message, other, this)
@@ -134,7 +138,7 @@ class Mail:
         """Leave values of tensors, and more, for the ranks of a group that run beside this one."""
         ranks = torch.distributed.get_process_group_ranks(group)
         own = ranks[group.rank()]
-        board = f"group{zlib.crc32(group.pg_name.encode())}"
+        board = _in_group(group)
         names = {rank: self.messages.next(rank, board) for rank in ranks if rank != own}
         joined = self._joined(sent)
         given = None if joined is None else [*joined, *more]
@@ -187,6 +191,11 @@ def write(tensor: torch.Tensor, values: Numbers) -> None:
         received = constructors.tensor(values, dtype=tensor.dtype).view(tensor.shape)
     with torch.no_grad():
         tensor.copy_(received)
+
+
+def _in_group(group: Any, *ranks: int) -> str:
+    """The name of a group, or of a rank in it, for all that know the group."""
+    return ".".join([*map(str, ranks), f"group{zlib.crc32(group.pg_name.encode())}"])
 
 
 def _ranks_of(group: Any, *ranks: int) -> tuple[int, ...]:

@@ -4,7 +4,8 @@ Ranks of a job on this machine share a folder, with one file per message. A rank
 message from one that is not running starts that one in another process, which ends with it: a stage
 of a pipeline asks the one before it for shapes (`PipelineStage._shape_inference`,
 torch/distributed/pipelining/stage.py). Waiting for a message that never comes is an error: its
-sender has ended, or waits itself, in a circle. A sender that runs is waited for.
+sender has ended, or waits itself, in a circle. A sender that runs is waited for. A circle is one of
+main threads: while another thread waits, the main thread may send.
 
 Some ranks run beside this one: those of `--rank all`, the one that started this one, and those that
 this one started. What a rank leaves on a board can be read by each of them.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -60,7 +62,7 @@ class Messages:
 
         Args:
             source: this rank.
-            destination: the other rank, or the name of a board that ranks beside this one read.
+            destination: the other rank, in a group, or a board that ranks beside this one read.
             values: the message; None: they are unknown.
         """
         message = self.next(source, destination), json.dumps(values)
@@ -113,20 +115,25 @@ class Messages:
     def _await(self, name: str, source: int, destination: int) -> Numbers | None:
         folder = self._place(destination)
         path, waits = folder / name, _waits(destination, folder)
-        _write(waits, name)
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main:
+            _write(waits, name)
         begun, is_told = time.monotonic(), False
         while not path.exists():
-            if self._has_ended(source, folder) or _is_circle(folder, source, destination):
+            is_stuck = is_main and _is_circle(folder, source, destination)
+            if self._has_ended(source, folder) or is_stuck:
                 time.sleep(_PAUSE)
                 if not path.exists():
-                    waits.unlink(missing_ok=True)
+                    if is_main:
+                        waits.unlink(missing_ok=True)
                     raise NeverSentError(destination, source)
             if not is_told and time.monotonic() - begun > _LONG:
                 _tell(f"rank {destination} waits for rank {source}, which still runs")
                 is_told = True
             time.sleep(_PAUSE)
         found: Numbers | None = json.loads(path.read_text())
-        waits.unlink(missing_ok=True)
+        if is_main:
+            waits.unlink(missing_ok=True)
         return found
 
     def close(self) -> None:

@@ -70,6 +70,42 @@ print(found[0][:2], len(found[0]))
 """
 
 
+IN_THREADS = """
+import threading, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+rank, aside = dist.get_rank(), dist.new_group()
+torch.cuda.set_device(rank)
+found, sent = {}, threading.Event()
+
+def receive(name, group):
+    torch.cuda.set_device(rank)
+    objects = [None]
+    dist.broadcast_object_list(objects, src=0, group=group)
+    found[name] = objects[0]
+
+if rank == 0:
+    dist.recv_object_list(objects := [None], src=1)
+    dist.broadcast_object_list(["aside"], src=0, group=aside)
+    dist.broadcast_object_list(["main"], src=0)
+else:
+    thread = threading.Thread(target=receive, args=("aside", aside))
+    thread.start()
+    thread.join(0.5)  # it waits for rank 0, which waits for what follows
+    dist.send_object_list(["ready"], dst=0)
+    receive("main", None)
+    thread.join()
+    print(sorted(found.items()))
+"""
+
+
+def test_groups_have_messages_of_their_own(run: Callable[..., Outcome]) -> None:
+    """As OLMo-core's pipeline stages exchange shapes while a thread plans a checkpoint."""
+    done = run("all", IN_THREADS)
+
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == "[('aside', 'aside'), ('main', 'main')]\n"
+
+
 def test_a_scattered_object_may_be_shorter_than_the_longest(run: Callable[..., Outcome]) -> None:
     """All are sent in tensors as long as the longest, such as the plans of a checkpoint."""
     done = run("all", SCATTERED)
