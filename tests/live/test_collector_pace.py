@@ -17,6 +17,7 @@ import torch
 
 device, cycles = sys.argv[1], int(sys.argv[2])
 found = []
+gc.set_threshold(700)  # 2,000 from Python 3.13 on
 model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(6)]).to(device)
 optimizer = torch.optim.SGD(model.parameters(), foreach=False)
 gc.collect()
