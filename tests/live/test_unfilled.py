@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import graphmem
-from tests.support.places import ROOT, SCRIPTS
+from tests.support.places import SCRIPTS
+from tests.support.printed import printed
 
 NUMBERS = SCRIPTS / "host_numbers.py"
 GRAPHMEM = (sys.executable, "-m", "graphmem", "run", "--gpu", "t4")
@@ -26,14 +26,6 @@ model.cuda()(x).sum().backward()
 print(resident() - before)
 """
 LAYER_BYTES = 8192 * 8192 * 4
-
-
-def printed(*command: str | Path) -> str:
-    done = subprocess.run(
-        list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_readers_find_the_numbers_of_a_real_run(tmp_path: Path) -> None:

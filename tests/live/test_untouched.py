@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.places import ROOT, SCRIPTS
+from tests.support.places import SCRIPTS
+from tests.support.printed import printed
 
 ZEROS = SCRIPTS / "host_zeros.py"
 GRAPHMEM = (sys.executable, "-m", "graphmem", "run", "--gpu", "a100-80gb")
@@ -35,14 +35,6 @@ print(resident() - before)
 print(kept.abs().max().item(), master.grad[:3].tolist())
 """
 ONE = 4 << 26  # bytes of the weights in 32 bits
-
-
-def printed(*command: str | Path) -> str:
-    done = subprocess.run(
-        list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_readers_find_the_numbers_of_a_real_run(tmp_path: Path) -> None:
