@@ -28,7 +28,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from graphmem import constructors
 from graphmem.trace.operands import tensors_of
@@ -255,7 +254,8 @@ def _is_zeros(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def _without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operation makes of tensors without data."""
-    operands, options = tree_map_only(torch.Tensor, _as_meta, (args, kwargs))
+    operands = [_as_meta(each) for each in args]
+    options = {name: _as_meta(value) for name, value in kwargs.items()}
     on_meta = {"device": _META} if func in _UNSET or kwargs.get("device") is not None else {}
     return func(*operands, **options | on_meta)
 
@@ -271,9 +271,14 @@ def _fresh(elements: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(-1, elements * dtype.itemsize, flags=flags), dtype=dtype)
 
 
-def _as_meta(tensor: torch.Tensor) -> torch.Tensor:
-    empty = constructors.empty(0, dtype=tensor.dtype, device=_META)
-    return empty.new_empty_strided(tensor.shape, tensor.stride())
+def _as_meta(value: Any) -> Any:
+    """An argument with tensors without data in place of tensors."""
+    if isinstance(value, torch.Tensor):
+        empty = constructors.empty(0, dtype=value.dtype, device=_META)
+        return empty.new_empty_strided(value.shape, value.stride())
+    if isinstance(value, (tuple, list)):
+        return [_as_meta(each) for each in value]
+    return value
 
 
 def _is_large(tensor: torch.Tensor) -> bool:
