@@ -91,7 +91,9 @@ class UntouchedTensors:
         self, like: torch.Tensor, otherwise: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
         """A tensor on the host for numbers of the card [clause 2]; `otherwise` makes small ones."""
-        return self._made(like, is_unknown=True) if _is_large(like) else otherwise(like)
+        if not (_is_large(like) and _maps_anew()):
+            return otherwise(like)
+        return self._made(like, is_unknown=True)
 
     def takes(self, target: torch.Tensor, source: torch.Tensor) -> bool:
         """Whether a copy of a tensor whose numbers are unknown writes nothing [clause 2]."""
