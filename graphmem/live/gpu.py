@@ -141,7 +141,7 @@ class VirtualGpu:
             stack.enter_context(standing_in(self.stand_ins, self.runtime.gpu))
             stack.enter_context(with_stand_ins(self.stand_ins, self.runtime.gpu))
             kept = KeptFiles(session.recorder, session.location)
-            stack.enter_context(replaced([*self._replacements(kept), *kept.replacements()]))
+            stack.enter_context(replaced(self._replacements(kept)))
             stack.enter_context(kept.safetensors())
             stack.enter_context(ranks.groups_taken_down())
             stack.enter_context(zero.named(session.recorder))
@@ -173,6 +173,7 @@ class VirtualGpu:
         return [
             *addresses.replacements(session.recorder, self._simulator.block_holding),
             *serialization.replacements(session.recorder, session.fake_mode, session.reads, kept),
+            *kept.replacements(),
             *storage_parts.replacements(session.recorder),
             *resized_storages.replacements(session.recorder, session.saved.replaced),
             *pool_pointers.replacements(self._simulator, session.fake_mode),

@@ -39,20 +39,19 @@ Draw = Callable[[torch.Tensor, torch.Generator], Any]
 def jump(generator: torch.Generator, draw: Draw, numbers: int, dtype: torch.dtype) -> None:
     """Move a generator on as if so many numbers, at least 624, had been drawn."""
     words = _words_drawn(draw, numbers, dtype)
-    last = _word_sums(_raw_words(generator), _power(words - _WORDS))
+    last = _word_sums(b"".join(_arrays(generator)), _power(words - _WORDS))
     state = _State(generator)
     used = _WORDS + 1 - state.left
     state.array, state.left, state.next = last, 1, 0
-    generator.set_state(state.as_tensor())
     ahead = _WORDS - 1 - (used + words - 1) % _WORDS  # so many words more has the last array
-    state.array = (last + _next_array(generator))[4 * ahead :][:_BYTES]
+    state.array = (last + _next_array(state))[4 * ahead :][:_BYTES]
     state.left, state.next = ahead + 1, _WORDS - ahead
     generator.set_state(state.as_tensor())
 
 
-def _next_array(generator: torch.Generator) -> bytes:
+def _next_array(state: _State) -> bytes:
     ahead = torch.Generator()
-    ahead.set_state(generator.get_state())
+    ahead.set_state(state.as_tensor())
     constructors.empty(1, dtype=torch.float32, device="cpu").uniform_(generator=ahead)
     return _State(ahead).array
 
@@ -102,14 +101,9 @@ class _State:
         return constructors.tensor(list(state), dtype=torch.uint8, device="cpu")
 
 
-def _raw_words(generator: torch.Generator) -> bytes:
-    """The words that a generator makes next, not tempered, as many as a jump adds up."""
-    return b"".join(_arrays(generator))
-
-
 def _arrays(generator: torch.Generator) -> Iterator[bytes]:
-    ahead = torch.Generator()
-    ahead.set_state(generator.get_state())
+    """The words that a generator makes next, not tempered, as many as a jump adds up."""
+    ahead = generator.clone_state()
     state = _State(ahead)
     yield state.unused
     scratch = constructors.empty(_WORDS, dtype=torch.float32, device="cpu")

@@ -35,7 +35,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem import constructors
 from graphmem.frames import Origin, origin_of
 from graphmem.live.jump_ahead import jump
-from graphmem.live.untouched import UntouchedTensors
+from graphmem.live.untouched import COPIES, UntouchedTensors
 from graphmem.trace.operands import tensors_of
 from graphmem.values.limits import FLOATS
 from graphmem.virtual_device.patching import Method, Replacement
@@ -51,7 +51,6 @@ _CHANGES = _DRAWS | {
     aten.add_.Tensor,
     aten.clamp_.default,
 }
-_COPIES = frozenset({aten._to_copy.default, aten.clone.default})
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _READERS = (
     *((torch.Tensor, name) for name in ("numpy", "tolist", "__dlpack__")),
@@ -184,7 +183,7 @@ class UnfilledTensors:
         if self._waiting:
             if func in _CHANGES and _reads_no_other(args, kwargs):
                 return self._change(func, *args, **kwargs)
-            if func in _COPIES and (copy := self._copy(args[0], kwargs)) is not None:
+            if func in COPIES and (copy := self._copy(args[0], kwargs)) is not None:
                 return copy
             self.before(func, args, kwargs)
         return func(*args, **kwargs)

@@ -30,7 +30,8 @@ from typing import Any
 import torch
 
 from graphmem import constructors
-from graphmem.trace.operands import tensors_of
+from graphmem.trace.operands import span_of, tensors_of
+from graphmem.unmarked_writes import tensors_written, written_by
 from graphmem.values.limits import FLOATS
 
 aten = torch.ops.aten
@@ -56,7 +57,7 @@ _UNSET = {
 _REFUSED = "can't allocate memory"
 """By c10/core/impl/alloc_cpu.cpp, as of more than the machine's memory (`overcommit_memory`)."""
 _NO_RESERVE = 0x4000  # `MAP_NORESERVE` (include/uapi/asm-generic/mman.h), in `mmap` from 3.13 on
-_COPIES = frozenset({aten._to_copy.default, aten.clone.default})
+COPIES = frozenset({aten._to_copy.default, aten.clone.default})
 _KEEP_ZEROS = frozenset({aten.zero_.default, aten.mul_.Tensor, aten.mul_.Scalar})
 """What leaves zeros as they are, by a number."""
 _OVERWRITES = frozenset(
@@ -129,10 +130,9 @@ class UntouchedTensors:
             args = self._rows_to_run(func, args)
             if not args[0]:
                 return None
-        changed = _changed(func, args, kwargs)
+        changed = list(tensors_written(func, args, kwargs))
         if self._is_left_out(func, args, kwargs):
-            leave = self._unchanged if changed else self._unrun
-            made = leave(func, args, kwargs)
+            made = self._unchanged(func, changed) if changed else self._unrun(func, args, kwargs)
             if made is not None:
                 return made
         for tensor in changed:
@@ -147,7 +147,7 @@ class UntouchedTensors:
         run = []
         for row in rows:
             of_row = tuple(column[row] if has else column for column, has in columns)
-            changed = [of_row[each] for each in _written_by(func)[0] if has_rows[each]]
+            changed = [of_row[each] for each, _ in written_by(func) if has_rows[each]]
             if self._reads_unknown(of_row, {}) and all(map(_is_large, changed)):
                 self._leave(changed)
             else:
@@ -176,7 +176,7 @@ class UntouchedTensors:
     def _is_left_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if torch.Tag.nondeterministic_seeded in func.tags:
             return False
-        if func in _COPIES and (found := self._of(args[0])) is not None and found.is_zeros:
+        if func in COPIES and (found := self._of(args[0])) is not None and found.is_zeros:
             return True
         read = args[1:] if func in _OVERWRITES else args
         return self._reads_unknown(read, kwargs)
@@ -195,9 +195,8 @@ class UntouchedTensors:
         found = self._storages.get(memory._cdata)
         return None if found is None or found.nbytes != memory.nbytes() else found
 
-    def _unchanged(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation returns that changes tensors, and has not run; None if it has to."""
-        changed = _changed(func, args, kwargs)
+    def _unchanged(self, func: Any, changed: list[torch.Tensor]) -> Any:
+        """What an operation returns that changes these, and has not run; None if it has to."""
         if len(func._schema.returns) != len(changed) or not all(map(_is_large, changed)):
             return None
         self._leave(changed)
@@ -222,10 +221,7 @@ class UntouchedTensors:
         return made[0] if several is not results else type(results)(made)
 
     def _made(self, like: torch.Tensor, *, is_unknown: bool) -> torch.Tensor:
-        span = 1 + sum(
-            (size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True)
-        )
-        memory = _fresh(span, like.dtype)
+        memory = _fresh(span_of(like), like.dtype)
         self._note(memory.untyped_storage(), is_unknown=is_unknown)
         return memory.as_strided(like.shape, like.stride())
 
@@ -288,19 +284,9 @@ def _is_large(tensor: torch.Tensor) -> bool:
     return (
         tensor.dtype.is_floating_point
         and tensor.numel() > FLOATS
-        and math.prod(tensor.shape) * tensor.element_size() >= _FRESH
+        and tensor.numel() * tensor.element_size() >= _FRESH
         and 0 not in tensor.stride()
     )
-
-
-def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that an operation writes to."""
-    positions, names = _written_by(func)
-    values: Iterable[Any] = (
-        *(args[each] for each in positions if each < len(args)),
-        *(kwargs[each] for each in names if each in kwargs),
-    )
-    return list(tensors_of(tuple(values)))
 
 
 @cache
@@ -313,16 +299,6 @@ def _is_of_lists(func: Any) -> bool:
         and all(str(each.type) == "List[Tensor]" for each in written)
         and written[0].name == func._schema.arguments[0].name
     )
-
-
-@cache
-def _written_by(func: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    written = [
-        (position, argument.name)
-        for position, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return tuple(position for position, _ in written), tuple(name for _, name in written)
 
 
 @cache

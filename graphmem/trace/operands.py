@@ -15,3 +15,11 @@ def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (tuple, list)):
             yield from tensors_of(value)
+
+
+def span_of(tensor: torch.Tensor) -> int:
+    """How many elements of its storage a tensor spans, from its first to its last."""
+    if not tensor.numel():
+        return 0
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in dims)

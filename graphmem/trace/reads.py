@@ -31,6 +31,7 @@ from graphmem.trace.location import Location
 from graphmem.trace.loops import Loops
 from graphmem.trace.messages import BranchOnValueError
 from graphmem.trace.naming import tensors_held, variables_of
+from graphmem.trace.operands import span_of
 from graphmem.trace.recorder import Recorder
 from graphmem.values.choices import Choices
 from graphmem.values.held import Assumed, Basis, KnownTensor
@@ -380,7 +381,7 @@ def _real_like(tensor: torch.Tensor) -> torch.Tensor:
     """Zeros on the host with the shape, strides and dtype of a tensor."""
     with torch._C._DisableTorchDispatch():
         real = constructors.zeros(0, dtype=tensor.dtype, device="cpu")
-        return real.new_zeros(_span(tensor)).as_strided(tensor.shape, tensor.stride())
+        return real.new_zeros(span_of(tensor)).as_strided(tensor.shape, tensor.stride())
 
 
 def _unexpanded(tensor: torch.Tensor, expanded: torch.Tensor) -> torch.Tensor:
@@ -389,10 +390,3 @@ def _unexpanded(tensor: torch.Tensor, expanded: torch.Tensor) -> torch.Tensor:
         if not stride and expanded.shape[dim]:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
-
-
-def _span(tensor: torch.Tensor) -> int:
-    if not tensor.numel():
-        return 0
-    dims = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in dims)

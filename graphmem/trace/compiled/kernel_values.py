@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem import constructors
 from graphmem.trace.compiled.kernel_loops import KernelCall, KernelCalls
 from graphmem.trace.compiled.loop_runs import run
+from graphmem.trace.operands import span_of
 from graphmem.values.held import KNOWN, Basis, UnknownError
 from graphmem.values.known import KnownValues
 from graphmem.virtual_device.libraries.triton_writes import forget_written
@@ -193,9 +194,7 @@ class _Buffers:
 
 def _in_one_dimension(tensor: torch.Tensor) -> torch.Tensor:
     with torch._C._DisableTorchDispatch(), torch.no_grad():
-        dims = zip(tensor.shape, tensor.stride(), strict=True)
-        span = 1 + sum((size - 1) * stride for size, stride in dims) if tensor.numel() else 0
-        return tensor.as_strided((span,), (1,))
+        return tensor.as_strided((span_of(tensor),), (1,))
 
 
 def _run(

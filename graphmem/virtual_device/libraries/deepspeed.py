@@ -13,7 +13,7 @@ rank 0 all the same, and alone it keeps its own, as any rank alone does, so the 
 from gradients whose values nobody knows. It is not run, so that its states stay untouched
 (`live/untouched.py`).
 
-Not covered: DeepSpeed's other extensions for a card. Those for the host are compiled and run.
+Not covered: DeepSpeed's other extensions for a card. Its others for the host are compiled and run.
 """
 
 from __future__ import annotations
