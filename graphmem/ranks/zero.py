@@ -3,8 +3,9 @@
 Under ZeRO-3 each rank keeps a shard of every parameter, in one flat tensor, and its gradient's, and
 gathers parameters when a module needs them: several at once, through one flat tensor, out of which
 each is then copied (`AllGatherCoalescedHandle`, deepspeed/runtime/zero/partition_parameters.py of
-0.19.8), or one alone, in place (`AllGatherHandle`). Gradients are collected in a bucket for each
-type, from which they are reduced (`ipg_buckets`, stage3.py; before 0.17 one buffer).
+0.19.8), or one alone, in place (`AllGatherHandle`). A rank that is alone gathers nothing, but
+copies from the host what it keeps there (`NoGatherHandle`). Gradients are collected in a bucket for
+each type, from which they are reduced (`ipg_buckets`, stage3.py; before 0.17 one buffer).
 
 ZeRO-1 and ZeRO-2 make such buckets in each backward pass, two of a type with `overlap_comm`
 (`setup_buckets`, stage_1_and_2.py), at whose end a rank has its shard of the gradients
@@ -40,7 +41,8 @@ def named(recorder: Recorder) -> Iterator[None]:
         return replaced([_extracting(names, debug)])
 
     def of_gathered(partition_parameters: Any) -> AbstractContextManager[None]:
-        return replaced(_gathering(recorder, partition_parameters, names))
+        gathering = _gathering(recorder, partition_parameters, names)
+        return replaced([*gathering, *_fetching(recorder, partition_parameters, names)])
 
     def of_gradients(stage3: Any) -> AbstractContextManager[None]:
         optimizer = stage3.DeepSpeedZeroOptimizer_Stage3
@@ -79,20 +81,15 @@ def _gathering(recorder: Recorder, partition_parameters: Any, names: Any) -> lis
     )
     wait, wait_for_all, init = alone.wait, together.wait, together.__init__
 
-    def name_of(parameter: Any) -> str:
-        """Its name, or until an engine has it, as while weights are read, its shape."""
-        name: str = names.get(parameter) or f"of shape {list(parameter.ds_shape)}"
-        return name
-
     def name_gathered(parameters: Sequence[Any]) -> None:
         for each in parameters:
-            recorder.identify(each, OwnerKind.PARAMETER, f"{name_of(each)} (all-gathered)")
+            recorder.identify(each, OwnerKind.PARAMETER, f"{_name_of(each, names)} (all-gathered)")
 
     @wraps(init)
     def init_and_name(handle: Any, *args: Any, **options: Any) -> None:
         init(handle, *args, **options)
         if handle.partitions:
-            module = module_together([name_of(each) for each in handle.params])
+            module = module_together([_name_of(each, names) for each in handle.params])
             name = f"all-gather buffer of {module}"
             recorder.identify(handle.partitions[0], OwnerKind.COMMUNICATION, name)
 
@@ -111,6 +108,30 @@ def _gathering(recorder: Recorder, partition_parameters: Any, names: Any) -> lis
         (alone, "wait", wait_and_name),
         (together, "wait", wait_for_all_and_name),
     ]
+
+
+def _fetching(recorder: Recorder, partition_parameters: Any, names: Any) -> list[Replacement]:
+    """What one rank alone copies to the card, for which it makes a handle."""
+
+    def naming(init: Call) -> Call:
+        @wraps(init)
+        def init_and_name(handle: Any, parameters: Any) -> None:
+            init(handle, parameters)
+            for each in parameters if isinstance(parameters, Sequence) else [parameters]:
+                if not each.ds_tensor.is_cuda:
+                    name = f"{_name_of(each, names)} (copied from the host)"
+                    recorder.identify(each, OwnerKind.PARAMETER, name)
+
+        return init_and_name
+
+    handles = (partition_parameters.NoGatherHandle, partition_parameters.NoGatherCoalescedHandle)
+    return [(each, "__init__", naming(each.__init__)) for each in handles]
+
+
+def _name_of(parameter: Any, names: Any) -> str:
+    """Its name, or until an engine has it, as while weights are read, its shape."""
+    name: str = names.get(parameter) or f"of shape {list(parameter.ds_shape)}"
+    return name
 
 
 def _reducing(recorder: Recorder, init: Call) -> Call:

@@ -60,6 +60,13 @@ class AllGatherCoalescedHandle:
     def wait(self):
         for param in self.params:
             param.data = torch.cat(self.partitions).view(param.ds_shape)
+class NoGatherHandle:
+    def __init__(self, param):
+        param.data = param.ds_tensor.data.to("cuda").view(param.ds_shape)
+class NoGatherCoalescedHandle:
+    def __init__(self, params):
+        for param in params:
+            param.data = param.ds_tensor.data.to("cuda").view(param.ds_shape)
 """,
     "runtime.zero.stage3": """
 import torch
@@ -101,6 +108,16 @@ optimizer = DeepSpeedZeroOptimizer_Stage3(weight.ds_tensor)
 flat = torch.empty(1024 * 1024, device="cuda")
 handle = AllGatherCoalescedHandle(None, [weight], [flat[:512 * 1024], flat[512 * 1024:]])
 handle.wait()
+model(rows)
+"""
+ZERO3_ON_THE_HOST = """
+from deepspeed.runtime.zero import partition_parameters
+from deepspeed.utils.debug import debug_extract_module_and_param_names
+weight = model.weight
+weight.ds_shape, weight.ds_tensor = weight.shape, torch.empty({at})
+weight.data = torch.empty(0, device="cuda")
+debug_extract_module_and_param_names(model)
+partition_parameters.{handle}
 model(rows)
 """
 ZERO2 = """
@@ -187,6 +204,26 @@ def test_zero3_has_shards_gathered_parameters_and_buffers(at_peak: Report) -> No
     assert "ds_tensor of the parameter weight" in reasons(held, "parameter")
     assert "all-gather buffer of head" in reasons(held, "communication")
     assert "reduce-scatter buffer" in reasons(held, "communication")
+
+
+@pytest.mark.usefixtures("_deepspeed")
+@pytest.mark.parametrize("handle", ["NoGatherHandle(weight)", "NoGatherCoalescedHandle([weight])"])
+def test_what_zero3_copies_from_the_host_of_a_rank_that_is_alone_is_a_parameter(
+    at_peak: Report, handle: str
+) -> None:
+    held = at_peak(ZERO3_ON_THE_HOST.format(at="1 << 20", handle=handle))
+
+    assert held["by_category"]["parameter"] == WHOLE
+    assert "the parameter weight (copied from the host)" in reasons(held, "parameter")
+
+
+@pytest.mark.usefixtures("_deepspeed")
+def test_the_shard_of_a_rank_that_is_alone_is_the_parameter(at_peak: Report) -> None:
+    on_the_card = '1 << 20, device="cuda"'
+    held = at_peak(ZERO3_ON_THE_HOST.format(at=on_the_card, handle="NoGatherHandle(weight)"))
+
+    assert held["by_category"]["parameter"] == WHOLE
+    assert not any("copied" in each for each in reasons(held, "parameter"))
 
 
 @pytest.mark.usefixtures("_deepspeed")
