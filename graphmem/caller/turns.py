@@ -61,18 +61,31 @@ def watched_thread() -> Iterator[None]:
         _inside.discard(ident)
 
 
+def interrupting() -> signal.Signals:
+    """The signal that can interrupt the main thread.
+
+    A shell's script that starts a command in the background has it ignore Ctrl-C.
+    """
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return signal.SIGURG if is_ignored else signal.SIGINT
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block, so that nothing is left half done."""
-    before = signal.getsignal(signal.SIGINT)
+    """Delay Ctrl-C until the end of the block, so that nothing is left half done.
+
+    Where Ctrl-C is ignored, a stopped program is interrupted by another signal (`interrupting`).
+    """
+    number = interrupting()
+    before = signal.getsignal(number)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
     caught: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    signal.signal(number, lambda number, frame: caught.append((number, frame)))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
     if caught:
         before(*caught[0])

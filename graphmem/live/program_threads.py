@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from graphmem.caller.turns import is_watched
+from graphmem.caller.turns import interrupting, is_watched
 from graphmem.errors import InputError
 from graphmem.live.session import EnoughSteps
 from graphmem.user_errors import note_place, place_of
@@ -55,7 +55,7 @@ class ProgramThreads:
                 thread._invoke_excepthook = self._ending(thread._invoke_excepthook)
             start(thread)
 
-        with replaced([(threading.Thread, "start", follow_and_start)]):
+        with replaced([(threading.Thread, "start", follow_and_start)]), _interruptible():
             try:
                 with self._waited_for():
                     yield
@@ -102,7 +102,7 @@ class ProgramThreads:
             error.__traceback__ = error.__context__ = error.__cause__ = None
             main = threading.main_thread().ident
             if self._is_running and main is not None:
-                signal.pthread_kill(main, signal.SIGINT)
+                signal.pthread_kill(main, interrupting())
 
     def _wait(self) -> None:
         """Clause (1)."""
@@ -121,6 +121,20 @@ class ProgramThreads:
         """Those that are alive and no daemons."""
         others = {*self._others, threading.current_thread()}
         return [each for each in threading.enumerate() if each not in others and not each.daemon]
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Have the main thread's signal interrupt it."""
+    number = interrupting()
+    if number is signal.SIGINT:
+        yield
+        return
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,15 @@ def train(steps):
 def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`graphmem run … SCRIPT` in a process of its own, which must end within a minute or two."""
 
-    def run(ending: str, *options: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        ending: str, *options: str, shell: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "script.py"
         script.write_text(TRAINING + ending)
         line = [sys.executable, "-m", "graphmem", "run", *options, "--format", "json"]
         line += ["-o", str(tmp_path / "report.json"), str(script)]
         return subprocess.run(
-            line, check=False, cwd=ROOT, capture_output=True, text=True, timeout=150
+            [*shell, *line], check=False, cwd=ROOT, capture_output=True, text=True, timeout=150
         )
 
     return run
@@ -87,6 +89,18 @@ def test_steps_in_a_thread_are_limited_though_the_main_thread_waits(
     assert len(report()["steps"]) == 3
     assert "graphmem: stopped by --max-steps\n" in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+def test_so_are_those_of_a_command_in_the_background(command: Any) -> None:
+    """A shell has it ignore Ctrl-C."""
+    outcome = command(
+        "threading.Thread(target=train, args=(5,)).start()\nprint(done.get())\n",
+        *("--max-steps", "3"),
+        shell=["sh", "-c", '"$@" & wait $!', "sh"],
+    )
+
+    assert outcome.returncode == 0, outcome.stderr
+    assert "graphmem: stopped by --max-steps\n" in outcome.stderr
 
 
 def test_a_thread_that_waits_does_not_keep_a_stopped_program(command: Any) -> None:
