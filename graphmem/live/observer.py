@@ -21,7 +21,7 @@ from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.units import format_bytes
 
 MANY_OPERATIONS = 500_000
-BYTES_AN_OPERATION = 2_600  # measured: 126,000 operations of a decoder's training took 330 MB
+BYTES_AN_OPERATION = 1_300  # measured: 133,000 operations of an encoder's training took 161 MB
 
 
 class Observer:
