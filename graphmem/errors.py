@@ -6,7 +6,8 @@ wrong, 3 graphmem itself failed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,24 @@ class InputError(GraphmemError):
     """The user's input cannot be used: a missing file, a wrong return value, an unknown GPU."""
 
     exit_code = 2
+
+    def __init__(self, message: str, **options: str | None) -> None:
+        super().__init__(message, **options)
+        for note in _WATCHERS:
+            note(self)
+
+
+_WATCHERS: list[Callable[[InputError], None]] = []
+
+
+@contextmanager
+def input_errors_noted(note: Callable[[InputError], None]) -> Iterator[None]:
+    """Call a function with each `InputError` that is made, in any thread, in case it is caught."""
+    _WATCHERS.append(note)
+    try:
+        yield
+    finally:
+        _WATCHERS.remove(note)
 
 
 class InternalError(GraphmemError):

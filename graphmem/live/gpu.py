@@ -15,11 +15,16 @@ from torch import OutOfMemoryError
 from graphmem import ranks
 from graphmem.analysis import Analysis, Request, analysis_of, runtime_of
 from graphmem.caller import put_back, turn
-from graphmem.errors import InputError
+from graphmem.errors import input_errors_noted
 from graphmem.gpus import DEFAULT_GPU
 from graphmem.live import resized_storages, serialization, surroundings
 from graphmem.live.kept_files import KeptFiles
-from graphmem.live.messages import EnteredTwiceError, SecondGpuError
+from graphmem.live.messages import (
+    CaughtRefusalError,
+    EnteredTwiceError,
+    RefusedCall,
+    SecondGpuError,
+)
 from graphmem.live.program_threads import ProgramThreads
 from graphmem.live.session import EnoughSteps, LiveSession
 from graphmem.live.verdict import verdict_of
@@ -146,6 +151,7 @@ class VirtualGpu:
             stack.enter_context(ranks.groups_taken_down())
             stack.enter_context(zero.named(session.recorder))
             stack.enter_context(session.watching(card, outermost))
+            stack.enter_context(input_errors_noted(session.mode.note_refusal))
             self._stack = stack.pop_all()
         self.memory.devices.is_initialized = False  # the setup above is not the program's
         VirtualGpu._present = self
@@ -200,8 +206,8 @@ class VirtualGpu:
         return self._session.enough
 
     @property
-    def refusal(self) -> InputError | None:
-        """The first operation that graphmem refused; the program may have caught the error."""
+    def refusal(self) -> RefusedCall | None:
+        """What graphmem refused first; the program may have caught the error."""
         return self._session.mode.refusal
 
     def abandon(self) -> None:
@@ -230,7 +236,12 @@ class VirtualGpu:
 
     @property
     def peak(self) -> int:
-        """The most allocated bytes so far."""
+        """The most allocated bytes so far.
+
+        Raises:
+            CaughtRefusalError: the program has caught a refusal, and went on.
+        """
+        self._check_none_caught()
         return self._simulator.timeline().peak()[0].allocated
 
     @property
@@ -244,11 +255,20 @@ class VirtualGpu:
         return self.memory.settled().statistics.reserved_bytes.current
 
     def analysis(self, options: str = "") -> Analysis:
-        """The report so far, with the data behind it; `options` are the program's arguments."""
+        """The report so far, with the data behind it; `options` are the program's arguments.
+
+        Raises:
+            CaughtRefusalError: the program has caught a refusal, and went on.
+        """
         return analysis_of(replace(self.step(), options=options))
 
     def step(self) -> TracedStep:
-        """The step captured so far; `graphmem.record.save` writes it."""
+        """The step captured so far; `graphmem.record.save` writes it.
+
+        Raises:
+            CaughtRefusalError: the program has caught a refusal, and went on.
+        """
+        self._check_none_caught()
         graph = self._session.recorder.graph
         graph.end = graph.phases[-1].end = self._session.recorder.tick
         graph.host = self._session.recorder.host.peaks()
@@ -268,8 +288,16 @@ class VirtualGpu:
         )
 
     def report(self) -> Report:
-        """The report so far, as `graphmem.analyze` would make it."""
+        """The report so far, as `graphmem.analyze` would make it.
+
+        Raises:
+            CaughtRefusalError: the program has caught a refusal, and went on.
+        """
         return self.analysis().report
+
+    def _check_none_caught(self) -> None:
+        if self._failure is None and self.refusal is not None:
+            raise CaughtRefusalError(self.refusal)
 
 
 def _is_an_end(failure: BaseException) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from graphmem.errors import InputError
+from graphmem.graph import Source
 
 
 class EnteredTwiceError(InputError):
@@ -25,10 +28,30 @@ class SecondGpuError(InputError):
         )
 
 
+@dataclass(frozen=True)
+class RefusedCall:
+    """What graphmem refused.
+
+    Attributes:
+        why: the error's message, which may name the line.
+        hint: what to do.
+        place: the program's line.
+    """
+
+    why: str
+    hint: str | None
+    place: Source | None
+
+    def __str__(self) -> str:
+        if self.place is None or str(self.place) in self.why:
+            return self.why
+        return f"{self.why} ({self.place.in_words})"
+
+
 class CaughtRefusalError(InputError):
     """A program catches graphmem's refusal and goes on, as it would not on a card."""
 
-    def __init__(self, refusal: InputError) -> None:
+    def __init__(self, refusal: RefusedCall) -> None:
         super().__init__(
             f"the script caught graphmem's error, and did not go on as on a card: {refusal}",
             hint=refusal.hint,

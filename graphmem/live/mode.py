@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from functools import partial
 from typing import Any
@@ -10,10 +9,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.allocator.messages import AllocatorSettingError
+from graphmem.caller.turns import NestedAnalysisError
 from graphmem.errors import InputError
 from graphmem.graph import Op
 from graphmem.live.collector_pace import CollectorPace
-from graphmem.live.messages import WrongCardError
+from graphmem.live.messages import RefusedCall, SecondGpuError, WrongCardError
 from graphmem.live.unfilled import UnfilledTensors
 from graphmem.live.untouched import UntouchedTensors
 from graphmem.online.mode import FollowedMode
@@ -24,6 +25,9 @@ from graphmem.trace.refused_operators import at
 from graphmem.values.limits import FLOATS
 from graphmem.virtual_device.device_memory import DeviceMemory
 
+_NO_REFUSALS = (AllocatorSettingError, NestedAnalysisError, SecondGpuError)
+"""What PyTorch refuses itself, and what concerns a program that uses graphmem."""
+
 
 class LiveMode(FollowedMode):
     """Records operations on the device; operations on the CPU run for real.
@@ -32,7 +36,7 @@ class LiveMode(FollowedMode):
         pace: how often Python's cycle collector runs.
         unfilled: the tensors on the host that wait for their numbers.
         untouched: those that nobody has written to.
-        refusal: the first refusal of an operation, without its frames, which would keep tensors.
+        refusal: what graphmem refused first, and where.
     """
 
     def __init__(self, memory: DeviceMemory, *watchers: Any) -> None:
@@ -40,7 +44,7 @@ class LiveMode(FollowedMode):
         self.pace = CollectorPace(self._recorder)
         self.untouched = UntouchedTensors()
         self.unfilled = UnfilledTensors(self.untouched)
-        self.refusal: InputError | None = None
+        self.refusal: RefusedCall | None = None
         self._real_elements = math.inf  # the CPU is real
         self.reads.zeros = partial(self.untouched.zeros, otherwise=self.reads.zeros)
 
@@ -57,9 +61,6 @@ class LiveMode(FollowedMode):
             # A traceback keeps the variables of its frames; on a card it has no frames of graphmem.
             refused = error.with_traceback(None)
             refused.__cause__ = refused.__context__ = None
-        except InputError as error:
-            self.refusal = self.refusal or copy.copy(error)
-            raise
         finally:
             if waits:
                 self.pace.go_on()
@@ -68,6 +69,11 @@ class LiveMode(FollowedMode):
             raise refused
         finally:
             del refused
+
+    def note_refusal(self, error: InputError) -> None:
+        """Remember the first, without its frames, which would keep tensors."""
+        if self.refusal is None and not isinstance(error, _NO_REFUSALS):
+            self.refusal = RefusedCall(str(error), error.hint, self._location.place())
 
     def leave_to_child(self) -> None:
         """Watch no module in a forked child, where this mode is not active."""

@@ -42,6 +42,10 @@ _PAUSE = 0.05
 Numbers = Sequence[int | float]
 
 
+class _EndedError(Exception):
+    """A rank ended, or waits in turn, before it sent what another waits for."""
+
+
 class Messages:
     """The messages of the rank that runs here."""
 
@@ -87,7 +91,7 @@ class Messages:
             return None
         try:
             return self._await(name, source, destination)
-        except NeverSentError:
+        except _EndedError:
             return None
 
     def are_beside(self, ranks: Iterable[int]) -> bool:
@@ -106,7 +110,10 @@ class Messages:
         """
         if COMMAND not in os.environ:
             return None
-        found = self._await(name, source, destination)
+        try:
+            found = self._await(name, source, destination)
+        except _EndedError:
+            raise NeverSentError(destination, source) from None
         folder = self._place(destination)
         if not _helped(destination, folder).exists():
             (folder / name).unlink()  # no other process runs this rank
@@ -126,7 +133,7 @@ class Messages:
                 if not path.exists():
                     if is_main:
                         waits.unlink(missing_ok=True)
-                    raise NeverSentError(destination, source)
+                    raise _EndedError
             if not is_told and time.monotonic() - begun > _LONG:
                 _tell(f"rank {destination} waits for rank {source}, which still runs")
                 is_told = True

@@ -29,7 +29,7 @@ from graphmem.allocator import (
     parse_settings,
 )
 from graphmem.allocator.checkpoints import PoolState, Restored, pool_state, set_pool_state
-from graphmem.errors import InputError
+from graphmem.allocator.messages import AllocatorSettingError
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.device_clock import DeviceClock
 from graphmem.virtual_device.devices import Devices
@@ -359,5 +359,5 @@ def _nothing() -> None:
 def _accepted(read: Callable[[], AllocatorSettings]) -> AllocatorSettings:
     try:
         return read()
-    except InputError as error:
+    except AllocatorSettingError as error:
         raise RuntimeError(str(error)) from error

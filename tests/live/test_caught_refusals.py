@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
+import graphmem
+from graphmem.errors import InputError
+from graphmem.live.messages import CaughtRefusalError
 from tests.conftest import Outcome
 
 LOSS = "import sys, torch\nloss = torch.rand(1 << 20, device='cuda').sum()\n"
@@ -38,6 +43,62 @@ def test_the_refusal_is_told_and_nothing_fits(run: Callable[..., Outcome], then:
     assert "fits on" not in outcome.stderr
     assert "script.py:4: only a real run knows which way" in outcome.stderr
     assert "hint: say which way with --assume" in outcome.stderr
+
+
+GRAPH = """graph = torch.cuda.CUDAGraph(keep_graph=True)
+with torch.cuda.graph(graph):
+    loss + 1"""
+SETTINGS = "from torch.cuda.memory import _set_allocator_settings"
+OTHERS = {
+    "sends a tensor of the card": (
+        "from multiprocessing.reduction import ForkingPickler",
+        "ForkingPickler.dumps(loss)",
+        "the script sends a CUDA tensor to another process",
+    ),
+    "sends an event": (
+        "event = torch.cuda.Event(interprocess=True)",
+        "event.ipc_handle()",
+        "shared between processes",
+    ),
+    "asks for the driver's graph": (GRAPH, "graph.raw_cuda_graph()", "CUDA graph"),
+    "chooses another allocator": (
+        SETTINGS,
+        "_set_allocator_settings('backend:cudaMallocAsync')",
+        "Allocator backend 'cudaMallocAsync' is not modelled",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_so_is_one_outside_of_operations(run: Callable[..., Outcome], name: str) -> None:
+    before, refused, why = OTHERS[name]
+    outcome = run(f"{LOSS}{before}\ntry:\n    {refused}\nexcept Exception:\n    loss = loss + 1\n")
+
+    assert outcome.exit_code == 2
+    assert "fits on" not in outcome.stderr
+    assert "the script caught graphmem's error, and did not go on as on a card: " in outcome.stderr
+    assert why in outcome.stderr
+    line = 5 + before.count("\n")
+    assert f"script.py:{line}" in outcome.stderr
+
+
+def test_a_setting_that_pytorch_refuses_is_pytorchs_error(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        f"{LOSS}{SETTINGS}\n"
+        "try:\n    _set_allocator_settings('max_split_size_mb:many')\n"
+        "except RuntimeError:\n    print('caught')\n"
+    )
+
+    assert (outcome.exit_code, outcome.stdout) == (0, "caught\n")
+
+
+def test_a_virtual_gpu_has_no_figures_then() -> None:
+    with graphmem.virtual_gpu("a100") as gpu, suppress(InputError):
+        bool(torch.rand(1 << 20, device="cuda").sum() > 1)
+
+    for ask in (gpu.report, gpu.step, lambda: gpu.peak):
+        with pytest.raises(CaughtRefusalError, match="did not go on as on a card"):
+            ask()
 
 
 def test_a_refusal_that_is_not_caught_is_told_as_it_is(run: Callable[..., Outcome]) -> None:
