@@ -303,6 +303,7 @@ class Phase:
 
     Attributes:
         is_compiled_whole: whether compiled autograd ran it, in the thread that called `backward`.
+        stepped: the tick at which the last of its optimizers had stepped.
     """
 
     name: PhaseName
@@ -310,6 +311,7 @@ class Phase:
     start: int
     end: int
     is_compiled_whole: bool = False
+    stepped: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,9 @@ class _Reader:
 
 
 def _phase(row: rows.PhaseRow) -> Phase:
-    return Phase(PhaseName(row.name), row.step, row.start, row.end, row.is_compiled_whole)
+    return Phase(
+        PhaseName(row.name), row.step, row.start, row.end, row.is_compiled_whole, row.stepped
+    )
 
 
 def _new_node(written: NodeList, row: rows.NodeRow, target: Any) -> Node:

@@ -124,6 +124,7 @@ class PhaseRow(Row):
     start: int
     end: int
     is_compiled_whole: bool = False
+    stepped: int | None = None
 
 
 class MarkRow(Row):

@@ -193,4 +193,6 @@ def tensor_row(tensor: TensorOut) -> rows.TensorRow:
 
 
 def _phase(phase: Phase) -> rows.PhaseRow:
-    return rows.PhaseRow(phase.name, phase.step, phase.start, phase.end, phase.is_compiled_whole)
+    return rows.PhaseRow(
+        phase.name, phase.step, phase.start, phase.end, phase.is_compiled_whole, phase.stepped
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphmem.graph import COMPILED_NODE, Owner, OwnerKind, PhaseName, StepGraph, Storage
+from graphmem.graph import COMPILED_NODE, Owner, OwnerKind, Phase, PhaseName, StepGraph, Storage
 
 _IDENTITIES = {
     OwnerKind.PARAMETER: "the parameter {name}",
@@ -127,6 +127,12 @@ def _in_use(storage: Storage, tick: int, graph: StepGraph) -> str:
     name = op.target.removesuffix(".default")
     if op.autograd_node and graph.phases[op.phase].name is PhaseName.BACKWARD:
         return f"a gradient that {op.autograd_node} computes with {name}"
-    if phase.name is PhaseName.OPTIMIZER and storage.birth >= phase.start:
+    if phase.name is PhaseName.OPTIMIZER and _is_within(storage, phase):
         return f"a temporary result of {name} in the optimizer"
     return f"a result of {name} that a variable or an argument still holds"
+
+
+def _is_within(storage: Storage, phase: Phase) -> bool:
+    """Whether a storage was made for the update, not after it, like the next batch."""
+    stepped = phase.end if phase.stepped is None else phase.stepped
+    return phase.start <= storage.birth <= stepped

@@ -131,7 +131,7 @@ class Phases:
     def optimizer_stepped(self) -> None:
         """Note that an optimizer's step has just ended."""
         self._steps_running -= 1
-        self._stepped_at = self._next_tick()
+        self._stepped_at = self._graph.phases[-1].stepped = self._next_tick()
 
     def _split(self, tick: int) -> None:
         """Split the running phase: after `tick` it was the next forward pass."""

@@ -29,3 +29,29 @@ def test_a_parameter_that_was_computed_is_named_without_a_warning() -> None:
 
     reasons = [holder.reason for holder in gpu.report().at_peak.holders]
     assert any("the parameter weight" in reason for reason in reasons)
+
+
+def test_a_batch_loaded_after_a_step_is_no_temporary_of_the_optimizer() -> None:
+    """transformers' Trainer loads all that it accumulates over before the next forward pass."""
+    with graphmem.virtual_gpu("t4") as gpu:
+        model = torch.nn.Linear(1 << 20, 1, device="cuda")
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(2, 1 << 20, device="cuda")).sum().backward()
+        optimizer.step()
+        sum(torch.ones(2, 1 << 20).to("cuda") for _ in range(6))
+
+    held = [each for each in gpu.report().at_peak.holders if each.shape == [2, 1 << 20]]
+    assert held
+    assert not [each.reason for each in held if "optimizer" in each.reason]
+
+
+def test_what_an_optimizers_step_needs_is_its_temporary() -> None:
+    with graphmem.virtual_gpu("t4") as gpu:
+        model = torch.nn.Linear(1 << 20, 1, bias=False, device="cuda")
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(2, 1 << 20, device="cuda")).sum().backward()
+        torch.cuda.empty_cache()
+        optimizer.step()
+
+    reasons = [holder.reason for holder in gpu.report().at_peak.holders]
+    assert "a temporary result of aten._foreach_sqrt in the optimizer" in reasons
