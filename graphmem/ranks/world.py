@@ -42,6 +42,19 @@ _LAUNCHERS = (
 )
 
 
+_ELASTIC = {
+    "ROLE_NAME": "default",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+}
+"""What torchrun alone sets, with its defaults (torch/distributed/run.py).
+
+By the id `torch.distributed.is_torchelastic_launched`, and with it Lightning and DINOv3, know a
+job of ranks. `TORCHELASTIC_USE_AGENT_STORE` is not set, since no agent serves a store.
+"""
+
+
 CARDS = 8
 """The cards of a node: PyTorch's device guard without CUDA has no more.
 
@@ -144,7 +157,9 @@ class World:
         # A launcher may give each rank one card; without a launcher the variable names real cards.
         is_launched = World.of(os.environ) is not None
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") if is_launched else None
-        with environment({**self.variables, **given, "CUDA_VISIBLE_DEVICES": visible, **more}):
+        elastic = {} if is_launched else _ELASTIC
+        mine = {**self.variables, **elastic, **given, "CUDA_VISIBLE_DEVICES": visible}
+        with environment({**mine, **more}):
             yield
 
 

@@ -232,12 +232,13 @@ class TestWorlds:
             "dist.barrier()",
             "import os",
             "print(os.environ['LOCAL_RANK'], os.environ['GROUP_RANK'])",
+            "print(dist.is_torchelastic_launched())",  # so DINOv3 knows that there are ranks
             "dist.destroy_process_group()",
         )
 
         done = run("--nproc-per-node", "8", "--nnodes", "2", "--rank", "9", script)
 
-        assert (done.exit_code, done.stdout) == (0, "9 16 nccl\n1 1\n")
+        assert (done.exit_code, done.stdout) == (0, "9 16 nccl\n1 1\nTrue\n")
 
     def test_a_timeout_can_be_set(self, run: Run, tmp_path: Path) -> None:
         """As torchtitan does after its first step (`set_pg_timeouts`), of NCCL's groups."""
