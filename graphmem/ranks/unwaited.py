@@ -4,13 +4,12 @@ A thread polls ten times a second and notes which are done; the group's next col
 what was noted (ProcessGroupNCCL.cpp of 2.10: `kWatchdogThreadSleepMillis`, `Watchdog::runLoop`,
 `stashed_for_allocator_safety_`, `shelvesToUnstash_`, `workEnqueue`). A program that begins several
 and waits for them afterwards is faster than a poll: what it can still wait for, outside of a
-backward pass, is held until the next pass begins. Others are released
-
-- by the first collective outside of the backward pass that began them, as on the cards
-  (fixtures/cuda/ranks/ddp_bf16_hook);
-- if an optimizer's step began them, which takes some milliseconds, by the first one after the next
-  forward or backward pass, or after a graph was compiled, which takes longer than a poll
-  (docs/accuracy_compiled.md, modded-nanogpt).
+backward pass, is held until the next pass begins. Others are released by the group's next
+collective, except that a backward pass and the optimizer's step behind it are launched within some
+milliseconds: what they began is released by the first collective after that step, after the next
+forward or backward pass, or after a graph was compiled, which takes longer than a poll. So the
+gradients that hooks reduce in a pass outlast the optimizer's own collectives (modded-nanogpt,
+docs/accuracy_compiled.md).
 
 It is a race. A card may hold them until the release after that, since the program runs ahead of it,
 and they are not done when the next step's collectives begin: both ranks of
@@ -38,12 +37,11 @@ class Beginning:
     """When a collective began.
 
     Attributes:
-        walk: the backward pass that began it; -1 if none.
-        since: before the end of an optimizer's step, how many passes and compilations there were.
+        since: in a backward pass, or before the end of the optimizer's step behind it, how many
+            passes and compilations there were.
         passes: how many passes there were before.
     """
 
-    walk: int
     since: tuple[int, int] | None
     passes: int
 
@@ -56,9 +54,7 @@ class Beginning:
         """
         if self.since is not None:
             return now.since != self.since
-        if is_kept and self.walk < 0:
-            return now.passes != self.passes
-        return now.walk < 0 or now.walk != self.walk
+        return not is_kept or now.passes != self.passes
 
 
 class Shelf(NamedTuple):
@@ -101,8 +97,9 @@ class Unwaited:
     def began(self) -> Beginning:
         """Note when a collective begins."""
         phases = self._recorder.phases
-        since = (phases.passes, _graphs_compiled()) if phases.is_updating else None
-        return Beginning(torch._C._current_graph_task_id(), since, phases.passes)
+        is_launching = torch._C._current_graph_task_id() >= 0 or phases.is_updating
+        since = (phases.passes, _graphs_compiled()) if is_launching else None
+        return Beginning(since, phases.passes)
 
     def let_go(self, group: object, shelves: list[list[Any]]) -> None:
         """Empty lists of tensors, and of lists of tensors, at a collective of a group."""
