@@ -20,9 +20,21 @@ from pathlib import Path
 
 import torch
 
+from graphmem.errors import InputError
+
 _HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 _LIST = re.compile(r"#define AT_FORALL_(\w+)\(_\)((?:.*\\\n)*.*)")
 _OPERATOR = re.compile(r"_\(\s*(?:ADD_NS\()?(\w+)")
+
+
+class NoHeaderError(InputError):
+    """PyTorch's headers were removed, as from a container to make it smaller."""
+
+    def __init__(self, header: Path) -> None:
+        super().__init__(
+            f"the installed torch lacks {header}, which lists what autocast casts",
+            hint="install torch again: its wheel has the file",
+        )
 
 
 class Policy(enum.StrEnum):
@@ -72,8 +84,15 @@ _PARTS = {
 
 @cache
 def policies() -> dict[str, Policy]:
-    """The policy of every operator that has one, by its name without an overload."""
-    text = _HEADER.read_text(encoding="utf-8")
+    """The policy of every operator that has one, by its name without an overload.
+
+    Raises:
+        NoHeaderError: the installed torch has no headers.
+    """
+    try:
+        text = _HEADER.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NoHeaderError(_HEADER) from None
     found = {name: policy for name, policy in _ONE_BY_ONE.items() if hasattr(torch.ops.aten, name)}
     for name, body in _LIST.findall(text):
         if name in _LISTS:

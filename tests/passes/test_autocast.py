@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.graph import AutocastState, StepGraph
 from graphmem.passes.autocast import AUTOCAST, AutocastFindings
-from graphmem.passes.autocast_policies import Policy, policies
+from graphmem.passes.autocast_policies import NoHeaderError, Policy, policies
 from graphmem.runtime import Runtime
 from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions, trace
@@ -54,6 +55,18 @@ def traced(step: Callable[[], Any]) -> tuple[StepGraph, AutocastFindings]:
     graph = graph_of(step, gpu="a100")
     findings: AutocastFindings = AUTOCAST.run(graph, RUNTIME, {})
     return graph, findings
+
+
+def test_a_torch_without_headers_is_an_error_with_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where a container's layer has lost torch/include."""
+    monkeypatch.setattr("graphmem.passes.autocast_policies._HEADER", tmp_path / "autocast_mode.h")
+
+    with pytest.raises(NoHeaderError, match=r"lacks .*autocast_mode\.h") as error:
+        policies.__wrapped__()
+
+    assert "install torch again" in str(error.value.hint)
 
 
 @pytest.mark.parametrize(("name", "position"), cases())
