@@ -34,7 +34,6 @@ class Phases:
         self.passes = 0
         self._graph = graph
         self._next_tick = next_tick
-        self._stepped_at = -1
         self._steps_running = 0
         self._begin(PhaseName.SETUP)
 
@@ -71,7 +70,7 @@ class Phases:
     @property
     def _has_stepped(self) -> bool:
         """Whether an optimizer has stepped in the last phase."""
-        return self._stepped_at >= self._graph.phases[-1].start
+        return self._graph.phases[-1].stepped is not None
 
     def mark(self, name: str) -> None:
         """Mark the current tick by name."""
@@ -107,8 +106,8 @@ class Phases:
             return
         phase = self._graph.phases[-1]
         if phase.name is PhaseName.OPTIMIZER:
-            if self._has_stepped:
-                self._split(self._stepped_at)
+            if phase.stepped is not None:
+                self._split(phase.stepped)
             else:
                 phase.name = PhaseName.FORWARD
         self._begin(PhaseName.BACKWARD)
@@ -131,7 +130,7 @@ class Phases:
     def optimizer_stepped(self) -> None:
         """Note that an optimizer's step has just ended."""
         self._steps_running -= 1
-        self._stepped_at = self._graph.phases[-1].stepped = self._next_tick()
+        self._graph.phases[-1].stepped = self._next_tick()
 
     def _split(self, tick: int) -> None:
         """Split the running phase: after `tick` it was the next forward pass."""
