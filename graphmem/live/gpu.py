@@ -145,9 +145,8 @@ class VirtualGpu:
             )
             stack.enter_context(standing_in(self.stand_ins, self.runtime.gpu))
             stack.enter_context(with_stand_ins(self.stand_ins, self.runtime.gpu))
-            kept = KeptFiles(session.recorder, session.location)
-            stack.enter_context(replaced(self._replacements(kept)))
-            stack.enter_context(kept.safetensors())
+            stack.enter_context(KeptFiles(session.recorder, session.location).kept())
+            stack.enter_context(replaced(self._replacements()))
             stack.enter_context(ranks.groups_taken_down())
             stack.enter_context(zero.named(session.recorder))
             stack.enter_context(session.watching(card, outermost))
@@ -171,15 +170,14 @@ class VirtualGpu:
         self._session.mode.unfilled.fill_all()
         self._stack.close()
 
-    def _replacements(self, kept: KeptFiles) -> list[Any]:
+    def _replacements(self) -> list[Any]:
         session = self._session
         journal = Journal(
             session.reads.known, session.location.place, lambda: session.enough is not None
         )
         return [
             *addresses.replacements(session.recorder, self._simulator.block_holding),
-            *serialization.replacements(session.recorder, session.fake_mode, session.reads, kept),
-            *kept.replacements(),
+            *serialization.replacements(session.recorder, session.fake_mode, session.reads),
             *storage_parts.replacements(session.recorder),
             *resized_storages.replacements(session.recorder, session.saved.replaced),
             *pool_pointers.replacements(self._simulator, session.fake_mode),

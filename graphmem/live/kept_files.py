@@ -1,98 +1,226 @@
-"""Files that were there before the run, and that a script would replace by weights of zeros.
+"""Files that were there before the run, and that the script would overwrite or remove.
 
-Tensors on the virtual card have no values, so what a script saves of them is zeros. A checkpoint of
-an earlier, real run stays as it is, and the report says so:
-(1) `torch.save` writes to a new file, which takes the old one's place unless it has such zeros;
-(2) safetensors' `save_file` writes nothing if one of its tensors is on the card.
+Tensors on the virtual card have no values, so what a script saves of them is zeros, which must not
+replace the weights of an earlier, real run; nor may such a run's checkpoints be removed because
+there are newer ones. Such a file is moved aside before, into a folder of its file system, and moved
+back when the run ends:
+(1) a file of weights that the script opens for writing, replaces, renames or removes;
+(2) any other file that it removes and does not make anew, such as a checkpoint's configuration.
 
-What the run itself has made may be replaced. Not covered: a file that the script opens, removes or
-renames by itself.
+What the run itself has made is not kept. Not covered: folders that are renamed, and what other
+processes and native code write, except for `torch.save` and safetensors' `save_file`.
 """
 
 from __future__ import annotations
 
+import builtins
+import fcntl
+import io
+import itertools
 import os
-import shutil
+import stat
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from graphmem.caller.turns import uninterrupted
 from graphmem.frames import short_path
+from graphmem.live import rank_forks
 from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.libraries.imports import prepared
 from graphmem.virtual_device.patching import Replacement, replaced
 
+_HEAD = 512
+"""Bytes that hold the name of an archive's first file."""
+_ZIP = b"PK\x03\x04"
+_PICKLE = b"\x80"
+_GET_PATH: int | None = getattr(fcntl, "F_GETPATH", None)
+"""macOS has no /proc."""
+
 
 class KeptFiles:
-    """Keeps the files that are older than this object."""
+    """Keeps the files that are older than the run, or, of a rank, than the run of all ranks."""
 
     def __init__(self, recorder: Recorder, location: Location) -> None:
         self._recorder = recorder
         self._location = location
-        self._start = time.time()
-        self._zeros = 0
-
-    def note_zeros(self) -> None:
-        """Note that `torch.save` is given zeros for a tensor on the card."""
-        self._zeros += 1
-
-    def replacements(self) -> list[Replacement]:
-        """The attributes to replace."""
-        open_writer: Any = torch.serialization._open_zipfile_writer
-
-        def opened(file: Any) -> Any:
-            if isinstance(file, (str, os.PathLike)) and self._is_older(Path(file)):
-                return self._aside(Path(file).resolve(), open_writer)
-            return open_writer(file)
-
-        return [(torch.serialization, "_open_zipfile_writer", opened)]
-
-    def safetensors(self) -> AbstractContextManager[None]:
-        """Keep the files of safetensors as well, while the context is open."""
-
-        def prepare(module: ModuleType) -> AbstractContextManager[None]:
-            save: Any = vars(module)["save_file"]
-
-            def save_file(tensors: dict[str, Any], filename: Any, *args: Any, **kwargs: Any) -> Any:
-                is_virtual = any(map(self._recorder.is_on_device, tensors.values()))
-                if is_virtual and self._is_older(Path(filename)):
-                    return self._keep(Path(filename))
-                return save(tensors, filename, *args, **kwargs)
-
-            return replaced([(module, "save_file", save_file)])
-
-        return prepared("safetensors.torch", prepare)
-
-    def _is_older(self, file: Path) -> bool:
-        """Whether there is a file that the run has not written."""
-        return file.is_file() and file.stat().st_mtime < self._start
-
-    def _keep(self, file: Path) -> None:
-        self._recorder.assume(
-            f"{short_path(str(file))}, which was there before",
-            "kept as it was",
-            "tensors on the card have no values to save",
-            self._location.place(),
-        )
+        self._start = rank_forks.served_since() or time.time()
+        self._process = os.getpid()
+        self._rename = os.rename
+        self._numbers = itertools.count(1)
+        self._aside: dict[int, Path] = {}
+        """The folder of each file system."""
+        self._moved: dict[Path, Path] = {}
+        """Where files were, and where they are now; the last one moved is the last one."""
 
     @contextmanager
-    def _aside(self, file: Path, open_writer: Callable[[str], Any]) -> Iterator[Any]:
-        """Write a new file of the same name, and put it into the old one's place if it may be."""
-        folder = Path(tempfile.mkdtemp(prefix=".graphmem-", dir=file.parent))
-        before = self._zeros
+    def kept(self) -> Iterator[None]:
+        """Keep such files while the context is open, and put them back when it ends."""
         try:
-            with open_writer(str(folder / file.name)) as writer:
-                yield writer
-            if self._zeros == before:
-                (folder / file.name).replace(file)
-            else:
-                self._keep(file)
+            with (
+                replaced([*self._writers(), *self._removers()]),
+                prepared("safetensors.torch", self._of_safetensors),
+            ):
+                yield
         finally:
-            shutil.rmtree(folder)
+            if os.getpid() == self._process:
+                with uninterrupted():
+                    self._put_back()
+
+    def _writers(self) -> Iterator[Replacement]:
+        python: Any = builtins.open
+        native: Any = torch.serialization._open_zipfile_writer
+
+        def opened(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+            if isinstance(mode, str) and "w" in mode:
+                self._overwrite(file)
+            return python(file, mode, *args, **kwargs)
+
+        def opened_by_torch(file: Any) -> Any:
+            self._overwrite(file)
+            return native(file)
+
+        yield builtins, "open", opened
+        yield io, "open", opened  # pathlib's
+        yield torch.serialization, "_open_zipfile_writer", opened_by_torch
+
+    def _of_safetensors(self, module: ModuleType) -> AbstractContextManager[None]:
+        save: Any = vars(module)["save_file"]
+
+        def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+            self._overwrite(filename)
+            return save(tensors, filename, *args, **kwargs)
+
+        return replaced([(module, "save_file", save_file)])
+
+    def _removers(self) -> Iterator[Replacement]:
+        for name in ("remove", "unlink"):
+            yield os, name, self._remover(getattr(os, name))
+        for name in ("rename", "replace"):
+            yield os, name, self._renamer(getattr(os, name))
+
+    def _remover(self, remove: Any) -> Callable[..., None]:
+        def call(path: Any, *, dir_fd: int | None = None) -> None:
+            place = _place(path, dir_fd)
+            if self._is_older(place):
+                self._set_aside(place)
+            else:
+                remove(path, dir_fd=dir_fd)
+
+        return call
+
+    def _renamer(self, rename: Any) -> Callable[..., None]:
+        def call(src: Any, dst: Any, **folders: int | None) -> None:
+            source = _place(src, folders.get("src_dir_fd"))
+            target = _place(dst, folders.get("dst_dir_fd"))
+            is_older = self._is_older(source) and _holds_weights(source)
+            if source != target and source.is_file():
+                self._overwrite(target)
+            rename(src, dst, **folders)
+            if is_older:
+                self._note(source, target)
+
+        return call
+
+    def _overwrite(self, file: Any) -> None:
+        """Set a file aside that holds weights, and is going to be written."""
+        if isinstance(file, str | bytes | os.PathLike):
+            place = Path(os.fsdecode(file)).resolve()
+            if self._is_older(place) and _holds_weights(place):
+                self._set_aside(place)
+
+    def _is_older(self, place: Path) -> bool:
+        """Whether there is a file that the run has not made.
+
+        Moving a file changes `st_ctime`, and unpacking an archive may set `st_mtime` to any time.
+        Weights are kept in doubt: another rank may have put them back.
+        """
+        try:
+            found = place.lstat()
+        except OSError:
+            return False
+        if os.getpid() != self._process or not stat.S_ISREG(found.st_mode):
+            return False
+        return (found.st_mtime if _holds_weights(place) else found.st_ctime) < self._start
+
+    def _set_aside(self, place: Path) -> None:
+        folder = self._folder(place)
+        aside = folder / str(next(self._numbers))
+        self._rename(place, aside)
+        self._note(place, aside)
+
+    def _note(self, place: Path, now: Path) -> None:
+        """Note where a file is, which may have been moved before."""
+        first = next((at for at, now in self._moved.items() if now == place), place)
+        self._moved.pop(first, None)
+        self._moved[first] = now
+        if first == place and _holds_weights(now):
+            self._recorder.assume(
+                f"{short_path(str(place))}, which was there before",
+                "kept as it was",
+                "tensors on the card have no values to save",
+                self._location.place(),
+            )
+
+    def _folder(self, place: Path) -> Path:
+        """A folder of the same file system, outside of those that the script may remove."""
+        device = place.lstat().st_dev
+        if device not in self._aside:
+            outermost = place.parent
+            for each in outermost.parents[:-1]:
+                if each.stat().st_dev != device or not os.access(each, os.W_OK):
+                    break
+                outermost = each
+            self._aside[device] = Path(tempfile.mkdtemp(prefix=".graphmem-kept-", dir=outermost))
+        return self._aside[device]
+
+    def _put_back(self) -> None:
+        for place, now in reversed(self._moved.items()):
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if _holds_weights(now) or not place.exists():
+                    now.replace(place)
+                else:
+                    now.unlink()
+            except OSError as error:
+                warnings.warn(
+                    f"{now} could not become {place} again: {error.strerror}", stacklevel=1
+                )
+        for folder in self._aside.values():
+            with suppress(OSError):  # it holds what could not be put back
+                folder.rmdir()
+
+
+def _place(path: Any, folder: int | None) -> Path:
+    """The absolute path of a file whose name is relative to an open folder, or the working one."""
+    name = Path(os.fsdecode(path))
+    return (name.parent if folder is None else _path_of(folder)).resolve() / name.name
+
+
+def _path_of(folder: int) -> Path:
+    """The path of an open folder: `shutil.rmtree` names files relative to one."""
+    if _GET_PATH is None:
+        return Path(f"/proc/self/fd/{folder}")
+    return Path(os.fsdecode(fcntl.fcntl(folder, _GET_PATH, bytes(1024)).rstrip(b"\0")))
+
+
+def _holds_weights(file: Path) -> bool:
+    """Whether a file is an archive of `torch.save`, a pickle, or one of safetensors'."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            head = opened.read(_HEAD)
+    except OSError:
+        return False
+    if head.startswith(_ZIP):
+        return b"/data" in head
+    header = int.from_bytes(head[:8], "little")
+    return head.startswith(_PICKLE) or (head[8:9] == b"{" and header < size)

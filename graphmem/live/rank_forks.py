@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from threading import Condition, Thread
 from types import TracebackType
 from typing import IO, Self
@@ -131,6 +132,13 @@ class RankServer:
 
 # In the server ------------------------------------------------------------------------------------
 
+_since: ContextVar[float | None] = ContextVar("since", default=None)
+
+
+def served_since() -> float | None:
+    """When the server of this process' rank began, in seconds since the epoch; None in others."""
+    return _since.get()
+
 
 def serve(endings: int) -> list[str] | None:
     """Fork a process for each request.
@@ -141,6 +149,7 @@ def serve(endings: int) -> list[str] | None:
     Returns:
         In a forked process graphmem's arguments; in the server, when all have ended, None.
     """
+    _since.set(time.time())
     running: dict[int, int] = {}
     for request in _requests(running, endings):
         process = os.fork()

@@ -21,7 +21,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem import constructors
-from graphmem.live.kept_files import KeptFiles
 from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
@@ -29,9 +28,7 @@ from graphmem.virtual_device.patching import Replacement
 _NOTES = "_graphmem_"
 
 
-def replacements(
-    recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads, kept: KeptFiles
-) -> list[Replacement]:
+def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) -> list[Replacement]:
     """The attributes to replace."""
     to_host: Any = torch.UntypedStorage.cpu
     to_device: Any = torch.UntypedStorage.to
@@ -46,7 +43,6 @@ def replacements(
         if not is_on_device(memory):
             return to_host(memory)
         reads.saved()
-        kept.note_zeros()
         return constructors.zeros(
             memory.nbytes(), dtype=torch.uint8, device="cpu"
         ).untyped_storage()
