@@ -135,7 +135,8 @@ class KeptFiles:
         if isinstance(file, str | bytes | os.PathLike):
             place = Path(os.fsdecode(file)).resolve()
             if self._is_older(place) and _holds_weights(place):
-                self._set_aside(place)
+                with suppress(FileNotFoundError):  # another rank was faster
+                    self._set_aside(place)
 
     def _is_older(self, place: Path) -> bool:
         """Whether there is a file that the run has not made.

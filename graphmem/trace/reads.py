@@ -39,6 +39,7 @@ from graphmem.values.known import KnownValues
 from graphmem.values.rules import Rules
 
 WHY = "the card does no arithmetic"
+_NO_WEIGHTS = "no other run should start from them"
 _ITEM = re.compile(r"\[['\"](\w+)['\"]\]")
 _TOLD_PER_LINE = 3
 """How many assumptions at one line of the program are told while it runs."""
@@ -194,9 +195,9 @@ class Reads:
 
     def saved(self) -> None:
         """Note that data on the card is being saved to a file."""
-        source, newest = self._location.place(), self._newest
-        self._assume("what is saved of tensors on the device", "zeros", None, source)
-        self._newest = newest  # nothing was read
+        source, what = self._location.place(), "what is saved of tensors on the device"
+        self._recorder.assume(what, "zeros", f"{WHY}; {_NO_WEIGHTS}", source)
+        self._say((what, source), f"assuming zeros for {what}; {_NO_WEIGHTS}")
 
     def eager(self) -> None:
         """Note that a program runs eagerly, once, at the line that first asks for compilation."""
