@@ -164,7 +164,7 @@ class KeptFiles:
         self._moved.pop(first, None)
         self._moved[first] = now
         if first == place and _holds_weights(now):
-            self._recorder.assume(
+            self._recorder.assumptions.leave_out(
                 f"{short_path(str(place))}, which was there before",
                 "kept as it was",
                 "tensors on the card have no values to save",

@@ -26,6 +26,10 @@ class Assumptions:
         if self.is_strict:
             where = "" if source is None else f" at {source.in_words}"
             raise StrictError(what, where, value, why)
+        self.leave_out(what, value, why, source)
+
+    def leave_out(self, what: str, value: str, why: str, source: Source | None) -> None:
+        """Note what differs from a run on a card, but not in its memory."""
         for known in self._noted:
             if (known.what, known.value, known.source) == (what, value, source):
                 known.times += 1
