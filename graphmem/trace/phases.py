@@ -128,8 +128,10 @@ class Phases:
         self._steps_running += 1
 
     def optimizer_stepped(self) -> None:
-        """Note that an optimizer's step has just ended."""
+        """Note that an optimizer's step has just ended; compiled, it may run kernels alone."""
         self._steps_running -= 1
+        if self.pending is PhaseName.OPTIMIZER:
+            self.begin_pending()
         self._graph.phases[-1].stepped = self._next_tick()
 
     def _split(self, tick: int) -> None:

@@ -1,10 +1,11 @@
-"""Steps of a program's own optimizers that are compiled as one graph."""
+"""Optimizers whose steps are compiled."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,20 +39,49 @@ for _ in range(3):
 """
 
 
+WHOLE = """
+import torch
+
+net = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+@torch.compile
+def train(x):
+    optimizer.zero_grad()
+    net(x).mean().backward()
+    optimizer.step()
+
+for _ in range(3):
+    train(torch.randn(8, 64, device="cuda"))
+"""
+
+
 def test_a_step_of_one_graph_is_an_optimizer_phase_with_named_state(
     tmp_path: Path, run_graphmem: Callable[..., Outcome]
 ) -> None:
     """On a card nothing breaks that graph, so graphmem's hooks must not either."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    report = _report_of(SCRIPT, tmp_path, run_graphmem)
 
-    found = tmp_path / "report.json"
-
-    options = ("--gpu", "h100", "--format", "json", "--output", str(found))
-    outcome = run_graphmem("run", *options, str(script))
-
-    assert outcome.exit_code == 0, outcome.stderr
-    report = json.loads(found.read_text())
     phases = [phase["name"] for step in report["steps"] for phase in step["phases"]]
     assert phases == ["forward", "backward", "optimizer"] * 3
     assert report["at_peak"]["by_category"]["optimizer_state"] == 1024 * 1024 * 4
+
+
+def test_a_step_that_runs_kernels_alone_is_an_optimizer_phase(
+    tmp_path: Path, run_graphmem: Callable[..., Outcome]
+) -> None:
+    """No module is called, so the first forward pass is set-up (graphmem/live/session.py)."""
+    report = _report_of(WHOLE, tmp_path, run_graphmem)
+
+    phases = {step["step"]: [each["name"] for each in step["phases"]] for step in report["steps"]}
+    whole = ["forward", "backward", "optimizer"]
+    assert phases == {0: whole[1:], 1: whole, 2: whole}
+
+
+def _report_of(script: str, folder: Path, run_graphmem: Callable[..., Outcome]) -> Any:
+    (folder / "train.py").write_text(script)
+    found = folder / "report.json"
+    options = ("--gpu", "h100", "--format", "json", "--output", str(found))
+    outcome = run_graphmem("run", *options, str(folder / "train.py"))
+    assert outcome.exit_code == 0, outcome.stderr
+    return json.loads(found.read_text())
