@@ -1,4 +1,4 @@
-"""Treat SIGTERM like Ctrl-C, so that temporary files are removed, and lose neither."""
+"""Treat SIGTERM and SIGHUP like Ctrl-C, so that files are put back or removed, and lose none."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _SAME = 0.5
 """Within so many seconds two signals are one."""
 _LATER = 0.002
@@ -18,7 +19,7 @@ _LATER = 0.002
 
 
 class Terminated(KeyboardInterrupt):
-    """The process received SIGTERM."""
+    """The process received a signal that asks it to end."""
 
 
 @contextmanager
@@ -55,15 +56,16 @@ def orderly_interruption() -> Iterator[None]:
 
 @contextmanager
 def orderly_termination() -> Iterator[None]:
-    """Have SIGTERM raise `Terminated`, unless the program handles it already.
+    """Have SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them.
 
-    In the cycle collector's callbacks it is sent again, as Ctrl-C is.
+    In the cycle collector's callbacks they are sent again, as Ctrl-C is.
 
-    A script's `except BaseException` may swallow that, so a second SIGTERM ends the process, unless
+    A script's `except BaseException` may swallow that, so a second signal ends the process, unless
     it is the same: `timeout` sends one to its child and one to its group (coreutils' timeout.c).
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    unhandled = [each for each in _ENDINGS if signal.getsignal(each) is signal.SIG_DFL]
+    if not is_main or not unhandled:
         yield
         return
     owner, received = os.getpid(), list[float]()
@@ -79,12 +81,14 @@ def orderly_termination() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)  # a forked child dies as it would without graphmem
 
-    signal.signal(signal.SIGTERM, end)
+    for each in unhandled:
+        signal.signal(each, end)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is end:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for each in unhandled:
+            if signal.getsignal(each) is end:
+                signal.signal(each, signal.SIG_DFL)
 
 
 def _is_in_collector(frame: FrameType | None) -> bool:

@@ -18,6 +18,7 @@ import fcntl
 import io
 import itertools
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -153,8 +154,9 @@ class KeptFiles:
         return (found.st_mtime if _holds_weights(place) else found.st_ctime) < self._start
 
     def _set_aside(self, place: Path) -> None:
-        folder = self._folder(place)
-        aside = folder / str(next(self._numbers))
+        number = str(next(self._numbers))
+        aside = self._folder(place) / number / place.relative_to(place.anchor)
+        aside.parent.mkdir(parents=True)
         self._rename(place, aside)
         self._note(place, aside)
 
@@ -184,20 +186,18 @@ class KeptFiles:
         return self._aside[device]
 
     def _put_back(self) -> None:
+        left = False
         for place, now in reversed(self._moved.items()):
             try:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 if _holds_weights(now) or not place.exists():
                     now.replace(place)
-                else:
-                    now.unlink()
             except OSError as error:
-                warnings.warn(
-                    f"{now} could not become {place} again: {error.strerror}", stacklevel=1
-                )
-        for folder in self._aside.values():
-            with suppress(OSError):  # it holds what could not be put back
-                folder.rmdir()
+                left = True
+                warnings.warn(f"{place} is kept as {now}: {error.strerror}", stacklevel=1)
+        if not left:
+            for folder in self._aside.values():
+                shutil.rmtree(folder)
 
 
 def _place(path: Any, folder: int | None) -> Path:

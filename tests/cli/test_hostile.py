@@ -263,9 +263,10 @@ def test_a_missing_or_read_only_home_does_not_matter(home: str | None, tmp_path:
     ("number", "handled", "error"),
     [
         (signal.SIGTERM, orderly_termination, Terminated),
+        (signal.SIGHUP, orderly_termination, Terminated),
         (signal.SIGINT, orderly_interruption, KeyboardInterrupt),
     ],
-    ids=["SIGTERM", "SIGINT"],
+    ids=["SIGTERM", "SIGHUP", "SIGINT"],
 )
 def test_a_signal_that_arrives_in_a_callback_of_the_cycle_collector_counts(
     number: int,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,9 @@ from typing import NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+import graphmem
+from graphmem.cli.signals import Terminated, orderly_termination
 
 SETTING_UP = """
 import io, os, pathlib, shutil
@@ -123,6 +129,21 @@ def test_what_the_script_makes_is_its_own(run: Run) -> None:
         load_file(folder / "new.safetensors"),
     ):
         assert made["weight"].shape == (2, 4)
+
+
+def test_a_terminal_that_hangs_up_leaves_the_files_of_before(tmp_path: Path) -> None:
+    _leave_an_earlier_run(tmp_path)
+    before = _contents(tmp_path)
+
+    def hang_up_in_a_run() -> None:
+        with orderly_termination(), graphmem.virtual_gpu("t4"):
+            torch.save(torch.ones(3, device="cuda"), tmp_path / "last.pt")
+            shutil.rmtree(tmp_path / "step-5")
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    with pytest.raises(Terminated):
+        hang_up_in_a_run()
+    assert _contents(tmp_path) == before
 
 
 def _leave_an_earlier_run(folder: Path) -> None:
