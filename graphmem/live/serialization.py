@@ -7,6 +7,8 @@
     and reads them into a new storage on the virtual GPU, without values. PyTorch writes each
     storage in the format before torch 1.6 (`TypedStorage.__reduce__`, torch/storage.py), which
     names its card; the name and its end take some bytes more or less here.
+(4) Zeros take no room on disk: `torch.save` leaves them out of a file of the same size, as within
+    `torch.serialization.skip_data`. Their checksums are left out as well; `torch.load` needs none.
 
 graphmem's notes on tensors are not saved. Not covered: files in the format before torch 1.6.
 """
@@ -25,6 +27,8 @@ from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
 
+_LARGE = 1 << 20
+"""Bytes; less would save nothing."""
 _NOTES = "_graphmem_"
 
 
@@ -74,6 +78,7 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
         return FakeTensor(fake_mode, like, recorder.device)
 
     return [
+        (torch.serialization, "_open_zipfile_writer", _opening_sparse_files()),
         (torch.UntypedStorage, "cpu", zeros_on_host),
         (torch.UntypedStorage, "to", moved),
         (torch._utils, "_rebuild_tensor", rebuilt),
@@ -84,6 +89,40 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
             for kind in (torch.Tensor, torch.nn.Parameter)
         ),
     ]
+
+
+def _opening_sparse_files() -> Callable[[Any], Any]:
+    opening: Any = torch.serialization._open_zipfile_writer
+
+    def opened(file: Any) -> Any:
+        archive = opening(file)
+        if getattr(archive, "file_stream", archive) is None:  # C++ writes the file
+            archive.file_like = _SparseWriter(archive.file_like)
+        return archive
+
+    return opened
+
+
+class _SparseWriter:
+    """`torch._C.PyTorchFileWriter`, which leaves out zeros [clause 4]."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def write_record(self, name: str, data: Any, size: int) -> None:
+        """Write a file of the archive, or leave room for it."""
+        if size >= _LARGE and isinstance(data, torch.UntypedStorage) and _is_zeros(data):
+            self._writer.write_record_metadata(name, size)
+        else:
+            self._writer.write_record(name, data, size)
+
+
+def _is_zeros(memory: torch.UntypedStorage) -> bool:
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunctionSubclass():
+        return not constructors.empty(0, dtype=torch.uint8, device="cpu").set_(memory).any()
 
 
 def _on_card(host: Any, device: str) -> Any:

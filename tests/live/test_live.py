@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
 import pytest
 import torch
@@ -402,6 +403,22 @@ class TestCopies:
         file.seek(0)
         # without map_location, as for any checkpoint written on a card
         assert torch.load(file, map_location="cpu")["x"].abs().sum() == 0
+
+    def test_zeros_take_no_room_in_a_saved_file(self, tmp_path: Path) -> None:
+        file, host = tmp_path / "weights.pt", torch.arange(1 << 18)
+        with graphmem.virtual_gpu("h100"):
+            card = torch.randn(1 << 20, device="cuda")
+            torch.save([card, card.cpu(), host], file)
+
+        written = file.stat()
+        data = (4 + 4 + 2) << 20
+        assert data < written.st_size < data + 4096
+        assert 2 << 20 <= 512 * written.st_blocks < (2 << 20) + 65536
+        for mmap in (False, True):
+            of_card, copied, same = torch.load(file, map_location="cpu", mmap=mmap)
+            assert torch.equal(same, host)
+            assert not of_card.any()
+            assert not copied.any()
 
     def test_a_separate_addition_allocates_its_result(self) -> None:
         """It is not mistaken for the bias of the preceding product, which is added in place."""
