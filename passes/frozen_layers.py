@@ -10,11 +10,15 @@ frozen, as an activation between two frozen layers. Clauses, for the last forwar
   (3) tensors that the formula of a wanted gradient needs are *kept*, because a parameter upstream
       trains;
   (4) bytes are those of storages, counted once, parameters excepted; a pruned tensor that another
-      layer saves counts for zero bytes.
+      layer saves counts for zero bytes;
+  (5) a tensor in whose place a hook keeps something else, as checkpointing's does, is neither;
+  (6) an operation that has no node although something upstream trains ran without gradients, as
+      under `torch.no_grad()` or where a reentrant checkpoint begins: it is left out.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +32,12 @@ from graphmem.runtime import Runtime
 from graphmem.units import format_bytes
 
 from . import derivatives
-from .saved_tensors import SavedTensors
+from .saved_tensors import Saved, SavedTensors
 
 NOTHING_UPSTREAM = "nothing upstream trains, so nothing is saved"
 LINEAR = "linear in the input, so its gradient needs the weight alone; not saved: {}"
 NEEDED = "a parameter upstream trains, so {} keeps its {}"
-NO_TENSOR = "its derivative needs no tensor"
+NO_TENSOR = "freezing it changes nothing that autograd holds"
 _MOST_NAMES = 3
 
 
@@ -95,8 +99,8 @@ def find_frozen_layers(
         own[name.rpartition(".")[0]].append(name)
     ops = defaultdict[str, list[Op]](list)
     is_frozen = False
-    for op in graph.ops:
-        if op.phase != forwards[-1] or not op.module:
+    for op in _with_gradients(graph, [op for op in graph.ops if op.phase == forwards[-1]]):
+        if not op.module:
             continue
         if own[op.module]:
             is_frozen = not any(_trains(graph, name) for name in own[op.module])
@@ -107,6 +111,31 @@ def find_frozen_layers(
     return FrozenLayers(
         tuple(search.layer(module, tuple(own[module]), found) for module, found in ops.items())
     )
+
+
+def _with_gradients(graph: StepGraph, ops: list[Op]) -> Iterator[Op]:
+    """All but those that ran without gradients (clause 6)."""
+    with_node = {node.op for node in graph.autograd_nodes}
+    downstream = set[Node]()
+    for op in ops:
+        inputs = [_made_by(each) for each in op.node.all_input_nodes]
+        if op.index in with_node or any(n in downstream or _is_trained(graph, n) for n in inputs):
+            downstream.add(op.node)
+        if op.index in with_node or op.node not in downstream:
+            yield op
+
+
+def _made_by(node: Node) -> Node:
+    """The call that made one of several results; any other node itself."""
+    return node.args[0] if node.target is operator.getitem else node
+
+
+def _is_trained(graph: StepGraph, node: Node) -> bool:
+    tensor = tensor_of(node)
+    if tensor is None or tensor.storage is None:
+        return False
+    owner = graph.storages[tensor.storage].owned_as(OwnerKind.PARAMETER)
+    return owner is not None and graph.parameters.get(owner.name, False)
 
 
 def _trains(graph: StepGraph, parameter: str) -> bool:
@@ -131,7 +160,7 @@ class _Search:
             held
             for op in ops
             for held in self._would_save(op)
-            if held not in self._kept(nodes[op.index])
+            if held[0] not in {each.full_name for each in self._held_by(nodes[op.index])}
         ]
         gone = {storage for _, storage in pruned if not self._saved.holding(storage, self._tick)}
         return FrozenLayer(
@@ -144,10 +173,13 @@ class _Search:
             ),
         )
 
+    def _held_by(self, node: AutogradNode | None) -> tuple[Saved, ...]:
+        return () if node is None else self._saved.by_node.get(node.number, ())
+
     def _kept(self, node: AutogradNode | None) -> Iterator[tuple[str, int]]:
-        for saved in self._saved.by_node.get(node.number, ()) if node is not None else ():
+        for saved in self._held_by(node):
             if saved.storage is not None and self._counts(saved.storage):
-                yield f"{saved.name}.{saved.field}", saved.storage
+                yield saved.full_name, saved.storage
 
     def _would_save(self, op: Op) -> Iterator[tuple[str, int]]:
         """The storages that the operation's formulas name, each under its field."""
@@ -168,14 +200,12 @@ class _Search:
         return sum(self._graph.storages[storage].nbytes for storage in storages)
 
     def _reason(self, has_nodes: bool, kept: list[str], pruned: list[str]) -> str:
-        if not has_nodes:
-            return NOTHING_UPSTREAM
         if kept:
             node = kept[0].partition(".")[0]
             return NEEDED.format(node, _listed(each.removeprefix(f"{node}.") for each in kept))
-        if pruned:
-            return LINEAR.format(_listed(pruned))
-        return NO_TENSOR
+        if not pruned:
+            return NO_TENSOR
+        return LINEAR.format(_listed(pruned)) if has_nodes else NOTHING_UPSTREAM
 
 
 def _listed(fields: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.changes import Changes
@@ -126,3 +127,33 @@ def test_a_frozen_copy_that_does_not_run_makes_no_finding() -> None:
         return model, torch.randn(4, 8)
 
     assert not run_analysis(build, Request(steps=1)).annotations["frozen_layers"].layers
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_what_checkpointing_computes_again_is_not_saved_by_freezing(use_reentrant: bool) -> None:
+    """SiLU is not linear: only the two frozen layers around it need the weight alone, and where a
+    reentrant checkpoint begins, nothing at all has a gradient."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = [nn.Linear(100, 100) for _ in range(3)]
+            self.layers = nn.Sequential(*layers[:2], nn.SiLU(), layers[2])
+            self.layers[1:].requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = checkpoint(self.layers, x, use_reentrant=use_reentrant)
+            return output
+
+    def build() -> tuple[nn.Module, torch.Tensor]:
+        return Block(), torch.randn(64, 100, requires_grad=True)
+
+    found = {
+        line
+        for each in run_analysis(build, Request(steps=1)).report.findings
+        if each.found_by == "frozen_layers"
+        for line in each.lines
+    }
+    linear = LINEAR.format("AddmmBackward0.mat1")
+    pruned = f"(pruned {2 * ONE / 1024:.1f} KiB, kept 0 B)"
+    assert found == (set() if use_reentrant else {f"layers.[1,3]: {linear} {pruned}"})
