@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from graphmem import constructors
 from graphmem.caller.tensors import Tensors, assign_data, become
-from graphmem.virtual_device import kept_gradients
+from graphmem.virtual_device import kept_gradients, subclasses
 from graphmem.virtual_device.lazy_parameters import (
     UninitializedTensorMixin,
     is_unshaped,
@@ -132,8 +132,11 @@ def _make_subclass(
     if not isinstance(data, FakeTensor) or not _is_own_parameter(kind):
         plain: torch.Tensor = _make(kind, data, require_grad, **options)
         return plain
-    made: torch.Tensor = data.detach().requires_grad_(require_grad)
-    made.__class__ = _fake(kind)
+    fake_class = _fake(kind)
+    with subclasses.making(fake_class):
+        made: torch.Tensor = data.detach().requires_grad_(require_grad)
+    if type(made) is not fake_class:
+        made.__class__ = fake_class
     return made
 
 

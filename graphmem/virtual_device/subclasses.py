@@ -13,17 +13,22 @@ torch/csrc/autograd/python_variable.cpp).
     sees in `__dict__`: `MetaTensor` copies and replaces them all, and fastai also those of a tensor
     that becomes a plain one again.
 (4) Operations on the device take such tensors on the host as plain ones.
+(5) A tensor cannot change to a class with `__slots__`, such as torchrec's
+    `TableBatchedEmbeddingSlice`: it is made of that class, before autograd sees it.
 """
 
 from __future__ import annotations
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphmem import constructors
 from graphmem.caller.tensors import ATTRIBUTES
 from graphmem.virtual_device.patching import Replacement
 
@@ -100,7 +105,7 @@ def _as_subclass(tensor: torch.Tensor, kind: type) -> torch.Tensor:
     if not is_fake or (_dispatches(kind) and not issubclass(kind, FakeTensor)):
         made: torch.Tensor = _of_host(tensor, _program_class(kind))
         return made
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), making(_fake_class(kind)):
         made = torch.ops.aten.alias.default(tensor)
     if not isinstance(made, FakeTensor):  # within a meta kernel, which calls the class's methods
         return made
@@ -108,11 +113,36 @@ def _as_subclass(tensor: torch.Tensor, kind: type) -> torch.Tensor:
     return made
 
 
+class _Making(TorchDispatchMode):
+    """Clause (5), for the result of one operation."""
+
+    def __init__(self, fake_class: type) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._class = fake_class
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        fake = func(*args, **(kwargs or {}))
+        if not isinstance(fake, FakeTensor):
+            return fake
+        with torch._C._DisableTorchDispatch():
+            memory = constructors.empty(0, dtype=fake.dtype, device="meta")
+            memory.set_(fake.untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
+        return FakeTensor.__new__(self._class, fake.fake_mode, memory, fake.fake_device)
+
+
+def making(fake_class: type) -> AbstractContextManager[object]:
+    """Where the result of an operation is of a class, if it could not become of it later."""
+    has_slots = fake_class.__basicsize__ > FakeTensor.__basicsize__
+    return _Making(fake_class) if has_slots else nullcontext()
+
+
 def take_class(fake: FakeTensor, kind: type) -> None:
     """Give a fake tensor a class of the program's, or take it away again."""
     if not hasattr(fake, _OWN):
-        setattr(fake, _OWN, frozenset(vars(fake)) | {_OWN})
-    fake.__class__ = _Plain if kind is torch.Tensor else _fake_class(kind)
+        setattr(fake, _OWN, frozenset(ATTRIBUTES.__get__(fake)) | {_OWN})
+    wanted = _Plain if kind is torch.Tensor else _fake_class(kind)
+    if type(fake) is not wanted:
+        fake.__class__ = wanted
 
 
 def _dispatches(kind: Any) -> bool:

@@ -42,6 +42,22 @@ class Casting(Tensor):
         return plain.new_empty(*sizes, **options).as_subclass(type(self))
 
 
+class Rows(torch.nn.Parameter):
+    """As torchrec's `TableBatchedEmbeddingSlice`, a part of a table."""
+
+    __slots__ = ["first"]
+
+    def __new__(cls, table: Tensor, first: int) -> Rows:
+        return table[first : first + 4].as_subclass(cls)
+
+    def __init__(self, table: Tensor, first: int) -> None:
+        self.first = first
+
+
+class Named(torch.nn.Parameter):
+    __slots__ = ["name_of_table"]
+
+
 def tracked(*sizes: int) -> Tracked:
     made = torch.randn(sizes).as_subclass(Tracked)
     made.source = "scan 7"
@@ -175,3 +191,31 @@ def test_a_host_copy_takes_the_class_of_one_that_is_plain_again() -> None:
         copied.__dict__ = plain.__dict__
         assert copied.device.type == "cpu"
         assert copied.source == "scan 7"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_class_may_have_slots(device: str) -> None:
+    """Whose layout is not that of a tensor, so that no tensor can change to it."""
+    with graphmem.virtual_gpu("h100"):
+        table = torch.nn.Parameter(torch.ones(10, 3, device=device))
+        rows = Rows(table, 2)
+        (rows * 2).sum().backward()
+        name = Named(torch.ones(2, device=device))
+        name.name_of_table = "t"
+
+        assert (type(rows).__name__, isinstance(rows, Rows), rows.first) == ("Rows", True, 2)
+        assert (tuple(rows.shape), rows.device.type) == ((4, 3), device)
+        assert table.grad is not None
+        assert (rows.is_leaf, tuple(table.grad.shape)) == (False, (10, 3))
+        assert (isinstance(name, Named), name.requires_grad, name.is_leaf) == (True, True, True)
+
+
+def test_a_part_of_a_class_with_slots_takes_no_memory() -> None:
+    with graphmem.virtual_gpu("h100") as gpu:
+        table = torch.ones(1 << 10, 1 << 10, device="cuda")
+        rows = Rows(table, 2)
+        assert gpu.allocated == 4 << 20
+        del table
+        assert (gpu.allocated, rows.untyped_storage().nbytes()) == (4 << 20, 4 << 20)
+        del rows
+        assert gpu.allocated == 0
