@@ -18,7 +18,7 @@ from graphmem.trace.node_writer import MadeBy, NodeWriter
 from graphmem.trace.phases import Phases
 from graphmem.trace.storage_refs import StorageRef, StorageRefs
 from graphmem.trace.transform_levels import innermost
-from graphmem.trace.wrapper_tensors import held_by, is_wrapper
+from graphmem.trace.wrapper_tensors import held_by, holds_others
 from graphmem.virtual_device.host_memory import HostMemory
 from graphmem.virtual_device.lazy_parameters import is_unshaped
 from graphmem.virtual_device.live_run import LiveRun, NoLiveRun
@@ -91,7 +91,7 @@ class Recorder:
         none yet, and refuses to be asked.
         """
         tensor = innermost(tensor)
-        if is_wrapper(type(tensor)):
+        if holds_others(type(tensor)):
             tensors = held_by(tensor)
             return self.storage_of(tensors[0]) if len(tensors) == 1 else None
         if is_unshaped(tensor) or tensor.layout is not torch.strided:
@@ -262,7 +262,7 @@ class Recorder:
         the fact, as an optimizer's state, has always been that, unless a variable was named; and
         what is only known to be saved is anything else from the start.
         """
-        if is_wrapper(type(tensor)):
+        if holds_others(type(tensor)):
             for each in held_by(tensor):
                 self.identify(each, kind, name)
             return

@@ -8,6 +8,10 @@ torch/csrc/autograd/python_variable.cpp).
 A class may ask for the truth of a number on the card to know whether it has one (torchao 0.18,
 float8/fsdp_utils.py, `WeightWithDynamicFloat8CastTensor`). Here it is graphmem that takes the
 tensor apart, so this is no read of the program, and the answer is yes.
+
+A sharded tensor (torch/distributed/_shard/sharded_tensor/api.py, `ShardedTensor`), as torchrec
+gives to an optimizer, defines neither, and most questions about it are errors. It holds the shards
+of this rank.
 """
 
 from __future__ import annotations
@@ -22,8 +26,13 @@ Together = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
 def is_wrapper(kind: type) -> bool:
-    """Whether tensors of a class hold others."""
+    """Whether tensors of a class hold others, and can be put together again."""
     return hasattr(kind, "__tensor_flatten__")
+
+
+def holds_others(kind: type) -> bool:
+    """Whether tensors of a class have no memory of their own."""
+    return is_wrapper(kind) or hasattr(kind, "local_shards")
 
 
 def held_by(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -33,8 +42,12 @@ def held_by(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def paths_within(tensor: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that have memory, each with the attributes that lead to it: ".inner.data"."""
-    if not is_wrapper(type(tensor)):
+    if not holds_others(type(tensor)):
         yield path, tensor
+        return
+    if not is_wrapper(type(tensor)):
+        for i, shard in enumerate(tensor.local_shards()):
+            yield from paths_within(getattr(shard, "tensor", shard), f"{path}.local_shards()[{i}]")
         return
     for name in _taken_apart(tensor)[0]:
         each = getattr(tensor, name)

@@ -278,6 +278,28 @@ class TestWorlds:
             done.stderr.split()
         )
 
+    def test_an_optimizer_may_keep_a_sharded_tensor(self, run: Run, tmp_path: Path) -> None:
+        """As torchrec's do; it answers few questions. 1,000 x 16 numbers of it are here."""
+        script = self.script(
+            tmp_path,
+            "from torch.distributed._shard import sharded_tensor, sharding_spec",
+            "dist.init_process_group('nccl')",
+            "weight = torch.ones(1000, 16, device='cuda', requires_grad=True)",
+            "moment = sharded_tensor.zeros(",
+            "    sharding_spec.ChunkShardingSpec(0, ['rank:0/cuda:0', 'rank:1/cuda:1']), 2000, 16)",
+            "optimizer = torch.optim.SGD([weight])",
+            "optimizer.state[weight]['moment'] = moment",
+            "for _ in range(2):",
+            "    weight.sum().backward()",
+            "    optimizer.step()",
+            "    optimizer.zero_grad()",
+        )
+
+        done = run("--nproc-per-node", "2", "--rank", "0", script)
+
+        assert done.exit_code == 0, done.stderr
+        assert re.search(rf"optimizer state +62.5 KiB +{4 * 1000 * 16:,}", done.stderr)
+
     def test_a_barrier_of_new_groups_waits_for_nobody(self, run: Run, tmp_path: Path) -> None:
         """OLMo-core sets the variable; for each group PyTorch would wait ten minutes here."""
         script = tmp_path / "train.py"
