@@ -62,6 +62,8 @@ def orderly_termination() -> Iterator[None]:
 
     A script's `except BaseException` may swallow that, so a second signal ends the process, unless
     it is the same: `timeout` sends one to its child and one to its group (coreutils' timeout.c).
+    That group has the workers of data loaders, whose end is no error then, as it would be to the
+    handler that PyTorch sets (torch/utils/data/_utils/signal_handling.py).
     """
     is_main = threading.current_thread() is threading.main_thread()
     unhandled = [each for each in _ENDINGS if signal.getsignal(each) is signal.SIG_DFL]
@@ -76,6 +78,7 @@ def orderly_termination() -> Iterator[None]:
             return
         received.append(time.monotonic())
         if os.getpid() == owner and len(received) == 1:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             raise Terminated
         if os.getpid() != owner or received[-1] - received[0] > _SAME:
             signal.signal(number, signal.SIG_DFL)

@@ -244,6 +244,30 @@ def test_two_sigterms_at_once_are_one() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def test_a_signal_to_the_group_is_no_error_of_a_data_loader(tmp_path: Path) -> None:
+    """Its worker dies of it as well, which PyTorch's handler raises in whatever runs then."""
+    (tmp_path / "train.py").write_text(
+        "import pathlib, time, torch\n"
+        "batches = iter(torch.utils.data.DataLoader(torch.ones(9, device='cpu'), num_workers=1))\n"
+        "next(batches).cuda()\n"
+        "pathlib.Path('on').touch()\n"
+        "try:\n    time.sleep(60)\n"
+        "finally:\n    time.sleep(1)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "graphmem", "run", "train.py"],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    while not (tmp_path / "on").exists() and process.poll() is None:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+
+    assert process.returncode == 130, said
+    assert "DataLoader worker" not in said
+    assert "peak 512 B allocated" in said
+
+
 @pytest.mark.parametrize("home", ["/nonexistent", "/proc", None])
 @pytest.mark.slow
 def test_a_missing_or_read_only_home_does_not_matter(home: str | None, tmp_path: Path) -> None:
