@@ -3,11 +3,15 @@
 A model is named when it is called, or at the end of its program if it exists then. One that a
 function has built and left gets the names that it had when it was moved to the card.
 
+A model whose parts alone are called, as NeMo's `self.encoder(…)` in a method of the model, is the
+one that was moved as a whole: its parts have their names in that.
+
 Not covered: a model that is made on the card, by `with torch.device("cuda")`, and left.
 """
 
 from __future__ import annotations
 
+import weakref
 from itertools import chain
 from typing import Any
 
@@ -24,6 +28,7 @@ class BuiltModels:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._names: dict[int, tuple[OwnerKind, str]] = {}
+        self._moved: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._depth = 0
 
     def replacement(self) -> Replacement:
@@ -41,7 +46,17 @@ class BuiltModels:
 
         return torch.nn.Module, "_apply", move_and_note
 
+    def whole(self, part: torch.nn.Module) -> torch.nn.Module:
+        """The largest moved model that a part with parameters belongs to, or the part itself."""
+        if any(True for _ in part.parameters()):
+            for moved in list(self._moved.values()):
+                model = moved()
+                if model is not None and any(each is part for each in model.modules()):
+                    part = model
+        return part
+
     def _note(self, module: torch.nn.Module) -> None:
+        self._moved[id(module)] = weakref.ref(module)
         parameters = ((OwnerKind.PARAMETER, *each) for each in module.named_parameters())
         buffers = ((OwnerKind.BUFFER, *each) for each in module.named_buffers())
         for kind, name, tensor in chain(parameters, buffers):

@@ -97,6 +97,7 @@ class LiveSession(FollowedSession):
         self.observer = Observer(self.simulator, self.saved, self.location, tell)
         self.collector = CollectorWatch(recorder)
         self.built = BuiltModels(recorder)
+        self.location.whole = self.built.whole
         self._max_steps = max_steps
         self.enough: EnoughSteps | None = None
         self._is_complete = True

@@ -52,6 +52,7 @@ class Location:
 
     Attributes:
         within: the running target, in words, for package lines that no user line called.
+        whole: finds the model to which a module belongs that is called outside of any other.
         compiled: finds the buffer that compiled code is making, from a frame outwards.
         calls: how each module is called, by its name.
         functions: what graphmem itself calls of a program, whose variables no frame holds between
@@ -70,6 +71,7 @@ class Location:
         self._on_root = on_root
         self.within = ""
         self.compiled: Callable[[FrameType | None], Buffer | None] = _nothing
+        self.whole: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module
         self.calls: dict[str, ModuleCall] = {}
         self.functions: list[Callable[..., Any]] = []
         self.is_trial = False
@@ -179,7 +181,7 @@ class Location:
             if id(module) not in self._names:
                 self.know(module, below(caller, type(module).__name__))
         else:
-            self.know(module)
+            self.know(self.whole(module))
         return self._names[id(module)].name
 
     def _name_here(self, known: _Named, module: torch.nn.Module) -> str:

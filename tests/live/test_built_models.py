@@ -92,6 +92,28 @@ def test_parts_that_are_gone_before_they_were_called_have_names(
     assert report["at_peak"]["by_category"]["buffer"] == BUFFERS
 
 
+def test_a_model_whose_parts_alone_are_called_is_named_as_a_whole() -> None:
+    """As those of NeMo, whose `training_step` calls the encoder, then the decoder."""
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = torch.nn.Sequential(torch.nn.Linear(256, 256))
+            self.decoder = torch.nn.Sequential(torch.nn.Linear(256, 256))
+
+        def loss(self, x: torch.Tensor) -> torch.Tensor:
+            return self.decoder(self.encoder(x)).sum()
+
+    with graphmem.virtual_gpu("t4") as gpu:
+        model = Both().cuda()
+        model.loss(torch.ones(8, 256, device="cuda")).backward()
+        report = gpu.report()
+
+    reasons = {holder.reason for holder in report.at_peak.holders}
+    assert {f"the parameter {each}.0.weight" for each in ("encoder", "decoder")} <= reasons
+    assert report.model.parameters == 2 * (256 * 256 + 256)
+
+
 def test_a_module_may_list_its_parameters_in_its_own_way() -> None:
     """As TorchRL's `LossModule`, whose `named_parameters` takes fewer arguments than PyTorch's."""
 
