@@ -157,8 +157,9 @@ class LiveSession(FollowedSession):
         known = self._evaluated.get(id(module))
         if known is None or known() is not module:
             self._evaluated[id(module)] = weakref.ref(module)
-            name_model(self.recorder, module)
-            describe_model(self.recorder, module)
+            model = self.built.whole(module)
+            name_model(self.recorder, model)
+            describe_model(self.recorder, model)
 
     def _count_forward(self) -> None:
         """Count forward passes, which are the steps if nothing trains, as in generation."""

@@ -92,7 +92,10 @@ def test_parts_that_are_gone_before_they_were_called_have_names(
     assert report["at_peak"]["by_category"]["buffer"] == BUFFERS
 
 
-def test_a_model_whose_parts_alone_are_called_is_named_as_a_whole() -> None:
+@pytest.mark.parametrize("is_evaluated_first", [False, True])
+def test_a_model_whose_parts_alone_are_called_is_named_as_a_whole(
+    is_evaluated_first: bool,
+) -> None:
     """As those of NeMo, whose `training_step` calls the encoder, then the decoder."""
 
     class Both(torch.nn.Module):
@@ -106,6 +109,9 @@ def test_a_model_whose_parts_alone_are_called_is_named_as_a_whole() -> None:
 
     with graphmem.virtual_gpu("t4") as gpu:
         model = Both().cuda()
+        if is_evaluated_first:
+            with torch.no_grad():
+                model.loss(torch.ones(8, 256, device="cuda"))
         model.loss(torch.ones(8, 256, device="cuda")).backward()
         report = gpu.report()
 
