@@ -47,8 +47,8 @@ class BuiltModels:
         return torch.nn.Module, "_apply", move_and_note
 
     def whole(self, part: torch.nn.Module) -> torch.nn.Module:
-        """The largest moved model that a part with parameters belongs to, or the part itself."""
-        if any(True for _ in part.parameters()):
+        """The largest moved model that a part with tensors belongs to, or the part itself."""
+        if any(True for _ in chain(part.parameters(), part.buffers())):
             for moved in list(self._moved.values()):
                 model = moved()
                 if model is not None and any(each is part for each in model.modules()):
