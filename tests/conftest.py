@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -76,6 +77,14 @@ def run_graphmem(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         return Outcome(exit_code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def hang_ups() -> Iterator[None]:
+    """Have SIGHUP end the process, also where the tests run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

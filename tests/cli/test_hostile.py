@@ -292,6 +292,7 @@ def test_a_missing_or_read_only_home_does_not_matter(home: str | None, tmp_path:
     ],
     ids=["SIGTERM", "SIGHUP", "SIGINT"],
 )
+@pytest.mark.usefixtures("hang_ups")
 def test_a_signal_that_arrives_in_a_callback_of_the_cycle_collector_counts(
     number: int,
     handled: Callable[[], AbstractContextManager[None]],

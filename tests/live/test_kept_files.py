@@ -131,6 +131,7 @@ def test_what_the_script_makes_is_its_own(run: Run) -> None:
         assert made["weight"].shape == (2, 4)
 
 
+@pytest.mark.usefixtures("hang_ups")
 def test_a_terminal_that_hangs_up_leaves_the_files_of_before(tmp_path: Path) -> None:
     _leave_an_earlier_run(tmp_path)
     before = _contents(tmp_path)
