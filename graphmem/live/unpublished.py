@@ -29,7 +29,10 @@ _MODE = "WANDB_MODE"
 _NO_COMMIT = "0" * 40
 _COMMITS = ("create_commit", "upload_file", "upload_folder")
 """Functions of huggingface_hub that return a `CommitInfo`, or a future with one."""
-_OTHERS = "create_repo create_branch create_tag preupload_lfs_files upload_large_folder".split()
+_OTHERS = (
+    *("create_repo", "create_branch", "create_tag", "delete_repo"),
+    *("preupload_lfs_files", "upload_large_folder"),
+)
 
 Note = Callable[[str, str], None]
 """Reports what was left out, and what was done instead."""
