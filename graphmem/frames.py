@@ -58,6 +58,11 @@ def is_program(file: str) -> bool:
     return origin_of(file) in (Origin.USER, Origin.LIBRARY)
 
 
+def is_program_code(code: CodeType) -> bool:
+    """Whether code belongs to the program: its file does, and dataclasses did not write it."""
+    return is_program(code.co_filename) and not code.co_qualname.startswith(_METHODS)
+
+
 def is_installed(file: str) -> bool:
     """Whether a file is in a folder of installed packages, on this machine or another."""
     return any(f"/{folder}/" in f"/{file}".replace("\\", "/") for folder in INSTALLED)
@@ -134,5 +139,8 @@ def is_own_fault(error: BaseException) -> bool:
 # (torch/fx/graph_module.py, `_exec_with_source`); up to 2.9, a file that
 # torch/distributed/nn/jit/instantiator.py makes in a temporary folder when it is imported.
 _WRITTEN = ("torchinductor_", "<eval_with_key>", "/_remote_module_")
+# The methods that dataclasses write for a class (dataclasses.py, `_create_fn`; from Python 3.13 on
+# `_FuncBuilder`). They share the file "<string>" with what a program passes to `exec`.
+_METHODS = "__create_fn__.<locals>."
 _STAND_INS = f"{_GRAPHMEM}/virtual_device/"
 _PROGRAM_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)

@@ -16,7 +16,7 @@ import torch
 from torch.nn.modules import module as module_hooks
 from torch.utils import checkpoint
 
-from graphmem.frames import Origin, is_program, origin_of, short_path
+from graphmem.frames import Origin, is_program, is_program_code, origin_of, short_path
 from graphmem.graph import Source
 from graphmem.module_calls import ModuleCall
 from graphmem.trace.compiled.origins import Buffer
@@ -149,7 +149,7 @@ class Location:
                     name = self.module
                 self.calls[name] = ModuleCall(self._line_of(frame), checkpointed=True)
                 return
-            if first is None and is_program(code.co_filename):
+            if first is None and is_program_code(code):
                 first = frame
             frame = frame.f_back
         if name not in self.calls:
@@ -247,7 +247,7 @@ class Location:
             is_user_file = self._is_user_file.get(code.co_filename)
             if is_user_file is None:
                 is_user_file = self._is_user_file[code.co_filename] = is_program(code.co_filename)
-            if is_user_file:
+            if is_user_file and is_program_code(code):
                 return self._source(code, frame.f_lineno)
             frame = frame.f_back
         return None
@@ -289,7 +289,7 @@ class Location:
         return self._frames(sys._getframe(1))
 
     def _program_frames(self, frame: FrameType | None) -> Iterator[FrameType]:
-        return (each for each in self._frames(frame) if is_program(each.f_code.co_filename))
+        return (each for each in self._frames(frame) if is_program_code(each.f_code))
 
     def _frames(self, frame: FrameType | None) -> Iterator[FrameType]:
         while frame is not None and frame is not self._outermost:

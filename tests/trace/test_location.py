@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,19 @@ class TestSource:
         found = outer()
         assert found is not None
         assert found.function == "inner"
+
+    @pytest.mark.parametrize("asked", ["source", "place"])
+    def test_methods_that_dataclasses_write_are_skipped(
+        self, location: Location, asked: str
+    ) -> None:
+        @dataclass
+        class Batch:
+            made_at: Source | None = field(default_factory=getattr(location, asked))
+
+        def make() -> Batch:
+            return Batch()
+
+        assert make().made_at == Source(HERE, line_after(make, 1), make.__code__.co_name)
 
     @pytest.mark.parametrize("library", [torch.__file__, contextlib.__file__])
     def test_library_lines_are_skipped(self, location: Location, library: str) -> None:
