@@ -42,6 +42,18 @@ READ = """
 print(indices.tolist())
 print(counts[-1].item())
 """
+DESCRIBED = """
+import torch, triton, triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+@triton.jit
+def count(rows, counts, B: tl.constexpr):
+    tl.store(counts + tl.arange(0, B), B)
+
+rows = (torch.ones(16, 16, device="cuda", requires_grad=True) * 2).detach()
+counts = torch.zeros(8, dtype=torch.long, device="cuda")
+count[(1,)](TensorDescriptor.from_tensor(rows, [16, 16]), counts, B=8)
+"""
 RAW = """
 import torch
 
@@ -64,6 +76,14 @@ def test_what_a_triton_kernel_writes_is_unknown_and_what_it_reads_stays_known(
     assert outcome.stdout.splitlines() == ["[0, 1, 2, 3, 4, 5, 6, 7]", "0"]
     assert "assuming counts = 0 (nothing is computed)" in outcome.stderr
     assert "assuming every element of indices" not in outcome.stderr
+
+
+def test_a_launch_reads_nothing_of_what_a_descriptor_holds(
+    tmp_path: Path, run_graphmem: Callable[..., Outcome]
+) -> None:
+    outcome = run_program(DESCRIBED, tmp_path, run_graphmem)
+
+    assert "assuming" not in outcome.stderr + outcome.stdout
 
 
 def test_what_a_kernel_in_cuda_writes_is_unknown(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -48,7 +49,14 @@ def _written_by(kernel: Any, named: Mapping[str, Any]) -> Collection[str]:
 
 
 def _kind(argument: Any) -> str:
-    return str(argument.dtype) if isinstance(argument, torch.Tensor) else repr(argument)
+    """What the analysis goes by: the repr of a descriptor or a tuple would print its tensors."""
+    if isinstance(argument, torch.Tensor):
+        return str(argument.dtype)
+    if isinstance(argument, tuple):
+        return str([*map(_kind, argument)])
+    if is_dataclass(argument):
+        return str([_kind(getattr(argument, each.name)) for each in fields(argument)])
+    return repr(argument)
 
 
 def _analysed(kernel: Any, named: dict[str, Any]) -> Collection[str]:
