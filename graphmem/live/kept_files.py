@@ -60,7 +60,7 @@ class KeptFiles:
         self._aside: dict[int, Path] = {}
         """The folder of each file system."""
         self._moved: dict[Path, Path] = {}
-        """Where files were, and where they are now; the last one moved is the last one."""
+        """Where files are now, and where they were; the last one moved is the last one."""
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -122,7 +122,7 @@ class KeptFiles:
         def call(src: Any, dst: Any, **folders: int | None) -> None:
             source = _place(src, folders.get("src_dir_fd"))
             target = _place(dst, folders.get("dst_dir_fd"))
-            is_older = self._is_older(source) and _holds_weights(source)
+            is_older = self._has_older_weights(source)
             if source != target and source.is_file():
                 self._overwrite(target)
             rename(src, dst, **folders)
@@ -135,9 +135,12 @@ class KeptFiles:
         """Set a file aside that holds weights, and is going to be written."""
         if isinstance(file, str | bytes | os.PathLike):
             place = Path(os.fsdecode(file)).resolve()
-            if self._is_older(place) and _holds_weights(place):
+            if self._has_older_weights(place):
                 with suppress(FileNotFoundError):  # another rank was faster
                     self._set_aside(place)
+
+    def _has_older_weights(self, place: Path) -> bool:
+        return self._is_older(place) and _holds_weights(place)
 
     def _is_older(self, place: Path) -> bool:
         """Whether there is a file that the run has not made.
@@ -162,9 +165,8 @@ class KeptFiles:
 
     def _note(self, place: Path, now: Path) -> None:
         """Note where a file is, which may have been moved before."""
-        first = next((at for at, now in self._moved.items() if now == place), place)
-        self._moved.pop(first, None)
-        self._moved[first] = now
+        first = self._moved.pop(place, place)
+        self._moved[now] = first
         if first == place and _holds_weights(now):
             self._recorder.assumptions.leave_out(
                 f"{short_path(str(place))}, which was there before",
@@ -187,7 +189,7 @@ class KeptFiles:
 
     def _put_back(self) -> None:
         left = False
-        for place, now in reversed(self._moved.items()):
+        for now, place in reversed(self._moved.items()):
             try:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 if _holds_weights(now) or not place.exists():
