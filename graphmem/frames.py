@@ -60,7 +60,12 @@ def is_program(file: str) -> bool:
 
 def is_program_code(code: CodeType) -> bool:
     """Whether code belongs to the program: its file does, and dataclasses did not write it."""
-    return is_program(code.co_filename) and not code.co_qualname.startswith(_METHODS)
+    return is_program(code.co_filename) and not is_by_dataclasses(code)
+
+
+def is_by_dataclasses(code: CodeType) -> bool:
+    """Whether code is a method that dataclasses wrote for a class."""
+    return code.co_qualname.startswith(_METHODS)
 
 
 def is_installed(file: str) -> bool:

@@ -16,7 +16,14 @@ import torch
 from torch.nn.modules import module as module_hooks
 from torch.utils import checkpoint
 
-from graphmem.frames import Origin, is_program, is_program_code, origin_of, short_path
+from graphmem.frames import (
+    Origin,
+    is_by_dataclasses,
+    is_program,
+    is_program_code,
+    origin_of,
+    short_path,
+)
 from graphmem.graph import Source
 from graphmem.module_calls import ModuleCall
 from graphmem.trace.compiled.origins import Buffer
@@ -247,7 +254,7 @@ class Location:
             is_user_file = self._is_user_file.get(code.co_filename)
             if is_user_file is None:
                 is_user_file = self._is_user_file[code.co_filename] = is_program(code.co_filename)
-            if is_user_file and is_program_code(code):
+            if is_user_file and not is_by_dataclasses(code):
                 return self._source(code, frame.f_lineno)
             frame = frame.f_back
         return None
