@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 from graphmem.trace.location import Location
@@ -45,13 +44,10 @@ def unpublished(recorder: Recorder, location: Location) -> Iterator[None]:
     def note(what: str, instead: str) -> None:
         recorder.assumptions.leave_out(what, instead, _WHY, location.place())
 
-    def of_hub(module: ModuleType) -> AbstractContextManager[None]:
-        return _without_commits(module, note)
-
-    def of_trackers(module: ModuleType) -> AbstractContextManager[None]:
-        return _disabled(note)
-
-    with prepared("huggingface_hub.hf_api", of_hub), prepared("wandb", of_trackers):
+    with (
+        prepared("huggingface_hub.hf_api", lambda module: _without_commits(module, note)),
+        prepared("wandb", lambda module: _disabled(note)),
+    ):
         yield
 
 

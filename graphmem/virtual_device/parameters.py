@@ -135,8 +135,7 @@ def _make_subclass(
     fake_class = _fake(kind)
     with subclasses.making(fake_class):
         made: torch.Tensor = data.detach().requires_grad_(require_grad)
-    if type(made) is not fake_class:
-        made.__class__ = fake_class
+    made.__class__ = fake_class
     return made
 
 

@@ -140,9 +140,7 @@ def take_class(fake: FakeTensor, kind: type) -> None:
     """Give a fake tensor a class of the program's, or take it away again."""
     if not hasattr(fake, _OWN):
         setattr(fake, _OWN, frozenset(ATTRIBUTES.__get__(fake)) | {_OWN})
-    wanted = _Plain if kind is torch.Tensor else _fake_class(kind)
-    if type(fake) is not wanted:
-        fake.__class__ = wanted
+    fake.__class__ = _Plain if kind is torch.Tensor else _fake_class(kind)
 
 
 def _dispatches(kind: Any) -> bool:
