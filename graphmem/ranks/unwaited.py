@@ -37,13 +37,15 @@ class Beginning:
     """When a collective began.
 
     Attributes:
-        since: in a backward pass, or before the end of the optimizer's step behind it, how many
-            passes and compilations there were.
+        is_launching: whether it was in a backward pass, or before the end of the optimizer's step
+            behind it.
         passes: how many passes there were before.
+        compiled: how many graphs were compiled before.
     """
 
-    since: tuple[int, int] | None
+    is_launching: bool
     passes: int
+    compiled: int
 
     def is_over(self, now: Beginning, *, is_kept: bool) -> bool:
         """Whether the thread has polled once a collective begins at `now` (clause 5).
@@ -52,8 +54,8 @@ class Beginning:
             now: when that is.
             is_kept: whether the program can still wait for this one.
         """
-        if self.since is not None:
-            return now.since != self.since
+        if self.is_launching:
+            return now != self
         return not is_kept or now.passes != self.passes
 
 
@@ -98,8 +100,7 @@ class Unwaited:
         """Note when a collective begins."""
         phases = self._recorder.phases
         is_launching = torch._C._current_graph_task_id() >= 0 or phases.is_updating
-        since = (phases.passes, _graphs_compiled()) if is_launching else None
-        return Beginning(since, phases.passes)
+        return Beginning(is_launching, phases.passes, _graphs_compiled())
 
     def let_go(self, group: object, shelves: list[list[Any]]) -> None:
         """Empty lists of tensors, and of lists of tensors, at a collective of a group."""
