@@ -116,8 +116,10 @@ def model_class(config_class: type) -> Any:
     names = [f"MODEL_FOR_{head}_MAPPING" for head in HEADS]
     for name in [*names, "MODEL_MAPPING"]:
         found = getattr(modeling_auto, name, {}).get(config_class, None)
-        if found is not None:
-            return found[0] if isinstance(found, tuple) else found
+        kind = found[0] if isinstance(found, tuple) else found
+        # transformers 5 maps models of images and text to the text model inside as well
+        if kind is not None and kind.config_class in (None, config_class):
+            return kind
     raise LookupError("no auto class has a model for this configuration")
 
 
