@@ -3,9 +3,9 @@
 A tensor on the virtual card is a fake one, and Python's `type` says so. `isinstance` needs no help.
 
 (1) A comparison of `type(x)` with `Tensor` or `Parameter`, or with several classes that contain
-    one of them, calls `plain_type` in place of `type`. So does a look-up: `table[type(x)]`,
-    `table[type(x), type(y)]`, `table.get(type(x))` and `type(x) in table`. Nothing else in the code
-    changes.
+    one of them, calls `plain_type` in place of `type`. So do `name = type(x)` in a function that
+    compares the name with one of them, and a look-up: `table[type(x)]`, `table[type(x), type(y)]`,
+    `table.get(type(x))` and `type(x) in table`. Nothing else in the code changes.
 (2) That holds for scripts, targets and modules, of libraries too, that are imported while the
     virtual card is open. PyTorch's own code knows fake tensors, and stays as it is.
 
@@ -112,13 +112,21 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 class _Comparisons(ast.NodeTransformer):
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Name types as on a card if the function compares the names."""
+        self.generic_visit(node)
+        asked = {each.id for each in _sides_asked(node) if isinstance(each, ast.Name)}
+        for each in ast.walk(node) if asked else ():
+            if isinstance(each, ast.Assign) and asked.issuperset(map(_name_of, each.targets)):
+                _ask_plainly([each.value])
+        return node
+
     def visit_Compare(self, node: ast.Compare) -> ast.Compare:
         """Let the comparison ask `plain_type` if it is one of (1)."""
         self.generic_visit(node)
-        sides = [node.left, *node.comparators]
         is_look_up = any(isinstance(each, ast.In | ast.NotIn) for each in node.ops)
-        if is_look_up or any(_is_asked_for(each) for each in sides):
-            _ask_plainly(sides)
+        if is_look_up or _compares_types(node):
+            _ask_plainly(_sides(node))
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
@@ -149,6 +157,24 @@ class _Comparisons(ast.NodeTransformer):
         if isinstance(node.func, ast.Attribute) and node.func.attr in _READING:
             _ask_plainly(node.args[:1])
         return node
+
+
+def _sides(node: ast.Compare) -> list[ast.expr]:
+    return [node.left, *node.comparators]
+
+
+def _compares_types(node: ast.Compare) -> bool:
+    return any(map(_is_asked_for, _sides(node)))
+
+
+def _sides_asked(function: ast.FunctionDef) -> Iterator[ast.expr]:
+    for each in ast.walk(function):
+        if isinstance(each, ast.Compare) and _compares_types(each):
+            yield from _sides(each)
+
+
+def _name_of(target: ast.expr) -> str | None:
+    return target.id if isinstance(target, ast.Name) else None
 
 
 def _ask_plainly(expressions: list[ast.expr]) -> None:

@@ -49,6 +49,37 @@ def test_a_module_that_is_imported_on_the_card(library: Path) -> None:
     assert asking.kinds(torch.ones(2)) == [True, True, False, True, False, False]
 
 
+NAMED = """
+import torch
+
+def shapes_of(tree):  # as OpenFold, and Boltz after it
+    kind = type(tree)
+    if kind is dict:
+        return [shape for each in tree.values() for shape in shapes_of(each)]
+    elif kind is list or kind is tuple:
+        return [shape for each in tree for shape in shapes_of(each)]
+    elif kind is torch.Tensor:
+        return [tuple(tree.shape)]
+    raise ValueError("Not supported")
+
+def like(tensor):
+    kind = type(tensor)
+    return kind
+"""
+
+
+def test_a_type_that_is_given_a_name_before_it_is_compared(library: Path) -> None:
+    import torch
+
+    (library / "asking.py").write_text(NAMED)
+    with graphmem.virtual_gpu("t4"):
+        import asking
+
+        tensor = torch.ones(3, device="cuda")
+        assert asking.shapes_of({"a": [tensor, tensor]}) == [(3,), (3,)]
+        assert asking.like(tensor) is type(tensor)  # not compared: as it is
+
+
 TABLE = """
 import torch
 from torch.nn import Parameter
