@@ -2,10 +2,11 @@
 
 A tensor on the virtual card is a fake one, and Python's `type` says so. `isinstance` needs no help.
 
-(1) A comparison of `type(x)` with `Tensor` or `Parameter`, or with several classes that contain
-    one of them, calls `plain_type` in place of `type`. So do `name = type(x)` in a function that
-    compares the name with one of them, and a look-up: `table[type(x)]`, `table[type(x), type(y)]`,
-    `table.get(type(x))` and `type(x) in table`. Nothing else in the code changes.
+(1) A comparison of `type(x)` or `x.__class__` with `Tensor` or `Parameter`, by the class or by its
+    name, or with several that contain one of them, calls `plain_type` instead. So do
+    `name = type(x)` in a function that compares the name with one of them, and a look-up:
+    `table[type(x)]`, `table[type(x), type(y)]`, `table.get(type(x))` and `type(x) in table`.
+    Nothing else in the code changes.
 (2) That holds for scripts, targets and modules, of libraries too, that are imported while the
     virtual card is open. PyTorch's own code knows fake tensors, and stays as it is.
 
@@ -35,6 +36,8 @@ _ASSIGN = "__graphmem_assign__"
 _ASSIGNED = {"__class__", "__dict__"}
 _ASSIGNMENT = re.compile(r"\.__class__\s*=[^=]")
 _ASKED_FOR = {"Tensor", "Parameter"}
+_WRITTEN = re.compile(r"(<class ')?([\w.]+\.)?(Tensor|Parameter)('>)?")
+"""The names of those, as of `type(x).__name__` or `str(type(x))`."""
 _KEPT = {"torch", "graphmem"}
 _LOOK_UP = re.compile(r"\[\s*type\(|\.(get|pop)\(\s*type\(|\btype\([^()]*\)\s+(not\s+)?in\b")
 _READING = {"get", "pop"}
@@ -98,10 +101,23 @@ def _names_types(code: CodeType) -> bool:
 
 def _may_ask(code: CodeType, source: bytes | str) -> bool:
     """Whether a module that calls `type` seems to do (1), which is cheaper than to parse it."""
-    if any("type" in each.co_names and _ASKED_FOR & {*each.co_names} for each in _codes(code)):
+    if any(map(_names_both, _codes(code))):
         return True
     text = source if isinstance(source, str) else source.decode(errors="replace")
     return any(each.search(text) is not None for each in (_LOOK_UP, _ASSIGNMENT))
+
+
+def _names_both(code: CodeType) -> bool:
+    names = {*code.co_names}
+    if names.isdisjoint(("type", "__class__")):
+        return False
+    return not names.isdisjoint(_ASKED_FOR) or any(map(_is_written, code.co_consts))
+
+
+def _is_written(constant: object) -> bool:
+    if isinstance(constant, tuple | frozenset):
+        return any(map(_is_written, constant))
+    return isinstance(constant, str) and _WRITTEN.fullmatch(constant) is not None
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -118,14 +134,15 @@ class _Comparisons(ast.NodeTransformer):
         asked = {each.id for each in _sides_asked(node) if isinstance(each, ast.Name)}
         for each in ast.walk(node) if asked else ():
             if isinstance(each, ast.Assign) and asked.issuperset(map(_name_of, each.targets)):
-                _ask_plainly([each.value])
+                each.value = _Plainly().visit(each.value)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.Compare:
         """Let the comparison ask `plain_type` if it is one of (1)."""
         self.generic_visit(node)
-        is_look_up = any(isinstance(each, ast.In | ast.NotIn) for each in node.ops)
-        if is_look_up or _compares_types(node):
+        if _compares_types(node):
+            node.left, *node.comparators = map(_Plainly().visit, _sides(node))
+        elif any(isinstance(each, ast.In | ast.NotIn) for each in node.ops):
             _ask_plainly(_sides(node))
         return node
 
@@ -157,6 +174,22 @@ class _Comparisons(ast.NodeTransformer):
         if isinstance(node.func, ast.Attribute) and node.func.attr in _READING:
             _ask_plainly(node.args[:1])
         return node
+
+
+class _Plainly(ast.NodeTransformer):
+    """Asks `plain_type` wherever an expression asks for a type."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        _ask_plainly([node])
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        if node.attr != "__class__":
+            return node
+        call = ast.Call(ast.Name(_NAME, ast.Load()), [node.value], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
 
 
 def _sides(node: ast.Compare) -> list[ast.expr]:
@@ -194,8 +227,10 @@ def _asks_type(side: ast.expr) -> bool:
 
 
 def _is_asked_for(side: ast.expr) -> bool:
-    """Whether an expression is `torch.Tensor`, `Parameter` or the like, or contains it."""
+    """Whether an expression is `torch.Tensor`, `Parameter`, a name of them, or contains it."""
     if isinstance(side, ast.Tuple | ast.List | ast.Set):
         return any(_is_asked_for(each) for each in side.elts)
+    if isinstance(side, ast.Constant):
+        return _is_written(side.value)
     name = side.attr if isinstance(side, ast.Attribute) else getattr(side, "id", None)
     return name in _ASKED_FOR

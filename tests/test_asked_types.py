@@ -80,6 +80,33 @@ def test_a_type_that_is_given_a_name_before_it_is_compared(library: Path) -> Non
         assert asking.like(tensor) is type(tensor)  # not compared: as it is
 
 
+WRITTEN = """
+import torch
+
+def asked(x):
+    name = type(x).__name__
+    kind = x.__class__
+    return [name == "Tensor", kind in (torch.Tensor, torch.nn.Parameter),
+            x.__class__ is torch.Tensor, str(type(x)) == "<class 'torch.Tensor'>",
+            type(x).__name__ in ("Tensor", "ndarray"), x.__class__.__name__ != 'Parameter']
+"""
+
+
+def test_a_class_that_is_asked_for_by_its_name_or_attribute(library: Path) -> None:
+    """As people write it: each of these is in dozens of public repositories."""
+    import torch
+
+    (library / "asking.py").write_text(WRITTEN)
+    with graphmem.virtual_gpu("t4"):
+        import asking
+
+        tensor = torch.ones(3, device="cuda")
+        parameter = torch.nn.Parameter(tensor)
+        on_card = asking.asked(tensor), asking.asked(parameter)
+    tensor = torch.ones(3)
+    assert on_card == (asking.asked(tensor), asking.asked(torch.nn.Parameter(tensor)))
+
+
 TABLE = """
 import torch
 from torch.nn import Parameter
