@@ -1,12 +1,15 @@
-"""The truth value with which a program goes on, where the other one raises an error.
+"""The truth value with which a program goes on, where the other one raises an error, or warns.
 
 Read off the bytecode: a conditional jump uses what is read, and everything that its one way leads
-to ends in `raise`, as after `assert` and `if …: raise`.
+to ends in `raise`, as after `assert` and `if …: raise`; or it begins with a call of something like
+`warnings.warn`, as where torchmetrics finds no negative samples.
 """
 
 from __future__ import annotations
 
 import dis
+import itertools
+import re
 from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType
 
@@ -16,6 +19,8 @@ from graphmem.trace.bytecode import cached_by_code, reached, successors
 _BETWEEN = frozenset({"CACHE", "TO_BOOL", "EXTENDED_ARG", "NOT_TAKEN"})
 """What may stand between a read and its jump, or behind that: `TO_BOOL` from Python 3.13 on."""
 _GOES_ON = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RERAISE"})
+_NAMES = re.compile("LOAD_(GLOBAL|NAME|DEREF|FAST.*)")
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _ENDS_A_LOOP = frozenset({"StopIteration", "StopAsyncIteration"})
 
 
@@ -44,9 +49,12 @@ def _passing(code: CodeType, offset: int) -> bool | None:
     if "POP_JUMP" not in jump.opname or not jump.opname.endswith(("_TRUE", "_FALSE")):
         return None
     ways = successors(code)
-    if_not, if_so = (_raises(instructions, ways, way) for way in ways[jump.offset])
+    taken = [*ways[jump.offset]]
     if jump.opname.endswith("_FALSE"):
-        if_not, if_so = if_so, if_not
+        taken.reverse()
+    if_not, if_so = (_raises(instructions, ways, way) for way in taken)
+    if if_not == if_so:
+        if_not, if_so = (_warns(code, way) for way in taken)
     return None if if_not == if_so else if_not
 
 
@@ -60,3 +68,13 @@ def _raises(
         and str(instructions[offset].argval) not in _ENDS_A_LOOP
         for offset in reached(ways, start)
     )
+
+
+def _warns(code: CodeType, start: int) -> bool:
+    """Whether what comes first is a call of something like `warnings.warn`."""
+    ahead = (each for each in dis.get_instructions(code) if each.offset >= start)
+    first, *later = (each for each in ahead if each.opname not in _BETWEEN | {"PUSH_NULL"})
+    if _NAMES.fullmatch(first.opname) is None:
+        return False
+    path = itertools.takewhile(lambda each: each.opname in _ATTRIBUTES, later)
+    return "warn" in str([first, *path][-1].argval)

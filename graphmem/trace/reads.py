@@ -3,7 +3,7 @@
 (1) A known value is returned as it is; this is not an assumption.
 (2) Otherwise `--assume` may give a value for the variable or the line.
 (3) Otherwise a rule may assume a value, and the report lists it. A bool is what the program needs
-    to go on, if it raises an error otherwise (`checks`).
+    to go on, if it raises an error or warns otherwise (`checks`).
 (4) Otherwise a single number is 1.0 or the integer 0, and several numbers are zeros, or the nearest
     within the bounds that the program has set. A bool that nothing covers is an error, because the
     program would branch on it.

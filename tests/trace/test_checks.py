@@ -1,10 +1,12 @@
-"""What the program is assumed to find where it would otherwise raise an error.
+"""What the program is assumed to find where it would otherwise raise an error, or warn.
 
 PYTEST_DONT_REWRITE: the `assert` statements below are the programs' own.
 """
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,8 @@ import torch
 
 from graphmem.trace.messages import BranchOnValueError
 from tests.support.card_programs import on_card
+
+LOGGER = logging.getLogger(__name__)
 
 
 def asserted(loss: torch.Tensor) -> None:
@@ -51,6 +55,32 @@ def raised_in_the_other_branch(loss: torch.Tensor) -> None:
         raise ValueError
 
 
+def rank_zero_warn(message: str) -> None:
+    raise AssertionError(message)
+
+
+def warned(loss: torch.Tensor) -> None:
+    if loss > 1e3:
+        warnings.warn("a large loss", UserWarning, stacklevel=2)
+        raise_later()
+
+
+def warned_of_ranks(counts: torch.Tensor) -> None:
+    """torchmetrics, of a curve without negative samples (functional/classification/roc.py)."""
+    if counts.exp() <= 0:
+        rank_zero_warn("no negative samples")
+
+
+def logged(loss: torch.Tensor) -> None:
+    if not (loss < 1e3):
+        LOGGER.warning("a large loss")
+        raise_later()
+
+
+def raise_later() -> None:
+    raise AssertionError
+
+
 CHECKS = [
     asserted,
     asserted_not,
@@ -59,6 +89,9 @@ CHECKS = [
     raised_of_an_item,
     raised_in_a_with,
     raised_in_the_other_branch,
+    warned,
+    warned_of_ranks,
+    logged,
 ]
 
 
@@ -87,6 +120,18 @@ def ended_an_iterator(loss: torch.Tensor) -> None:
         raise StopIteration
 
 
+def told(loss: torch.Tensor) -> None:
+    if loss > 1e3:
+        LOGGER.info("a large loss")
+
+
+def warned_either_way(loss: torch.Tensor) -> None:
+    if loss > 1e3:
+        warnings.warn("large", stacklevel=2)
+    else:
+        warnings.warn("small", stacklevel=2)
+
+
 def raised_either_way(loss: torch.Tensor) -> None:
     if loss > 1e3:
         raise ValueError("large")
@@ -100,7 +145,15 @@ def was_asserted_later(loss: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    "choose", [went_either_way, ended_an_iterator, raised_either_way, was_asserted_later]
+    "choose",
+    [
+        went_either_way,
+        ended_an_iterator,
+        told,
+        warned_either_way,
+        raised_either_way,
+        was_asserted_later,
+    ],
 )
 def test_a_branch_that_is_no_check_is_refused(choose: Callable[[torch.Tensor], Any]) -> None:
     with pytest.raises(BranchOnValueError):
