@@ -9,8 +9,7 @@ Clauses:
     Otherwise the whole storage is forgotten. A storage that is overwritten entirely need not have
     been known before.
 (4) Tensors that require grad have no values: weights are the result of training. So whatever a
-    model computes from its weights costs nothing here. A leaf that is no parameter is data, such as
-    the positions of atoms, whose gradients are forces: neighbours are sought among them.
+    model computes from its weights costs nothing here.
 (5) Integers and bools are carried up to `INTEGERS` elements, other numbers up to `FLOATS`: programs
     decide by indices, counts and masks, and by boxes that anchors are matched with. Random numbers
     other than integers are carried up to `DRAWN` elements: most of them are noise. Products are
@@ -384,7 +383,4 @@ def _pairs(result: Any, real: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _requires_grad(tensor: torch.Tensor) -> bool:
-    """Clause (4)."""
-    if not tensor.requires_grad or not isinstance(tensor, FakeTensor):
-        return False
-    return not tensor.is_leaf or isinstance(tensor, torch.nn.Parameter)
+    return tensor.requires_grad and isinstance(tensor, FakeTensor)

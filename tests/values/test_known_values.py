@@ -113,16 +113,6 @@ def of_saved_columns(device: torch.device) -> Any:
     return shapes
 
 
-def of_positions(device: torch.device) -> Any:
-    """A leaf that is no parameter is data: neighbours are sought among atoms that feel forces."""
-    positions = torch.arange(6.0).view(6, 1).to(device).requires_grad_()
-    with torch.no_grad():
-        near = ((positions - positions.t()).abs() < 1.5).nonzero()
-    energy = (positions[near[:, 0]] - positions[near[:, 1]]).square().sum()
-    (forces,) = torch.autograd.grad(energy, positions)
-    return [near.tolist(), list(forces.shape)]
-
-
 def of_tangents(device: torch.device) -> Any:
     """The bias has no tangent: PyTorch takes zeros without memory for it."""
     x, weight = torch.arange(4.0, device=device).view(2, 2), torch.eye(2, device=device)
@@ -185,7 +175,6 @@ def of_large_masks(device: torch.device) -> Any:
         of_copies,
         of_saved_masks,
         of_saved_columns,
-        of_positions,
         of_tangents,
         of_filled_shapes,
     ],
