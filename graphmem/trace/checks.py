@@ -54,7 +54,7 @@ def _passing(code: CodeType, offset: int) -> bool | None:
         taken.reverse()
     if_not, if_so = (_raises(instructions, ways, way) for way in taken)
     if if_not == if_so:
-        if_not, if_so = (_warns(code, way) for way in taken)
+        if_not, if_so = (_warns(instructions, way) for way in taken)
     return None if if_not == if_so else if_not
 
 
@@ -70,9 +70,9 @@ def _raises(
     )
 
 
-def _warns(code: CodeType, start: int) -> bool:
+def _warns(instructions: Mapping[int, dis.Instruction], start: int) -> bool:
     """Whether what comes first is a call of something like `warnings.warn`."""
-    ahead = (each for each in dis.get_instructions(code) if each.offset >= start)
+    ahead = (each for offset, each in instructions.items() if offset >= start)
     first, *later = (each for each in ahead if each.opname not in _BETWEEN | {"PUSH_NULL"})
     if _NAMES.fullmatch(first.opname) is None:
         return False
