@@ -4,7 +4,7 @@ A tensor on the virtual card is a fake one, and Python's `type` says so. `isinst
 
 (1) A comparison of `type(x)` or `x.__class__` with `Tensor` or `Parameter`, by the class or by its
     name, or with several that contain one of them, calls `plain_type` instead. So do
-    `name = type(x)` in a function that compares the name with one of them, and a look-up:
+    `name = type(x)` in a module that compares such a name with one of them, and a look-up:
     `table[type(x)]`, `table[type(x), type(y)]`, `table.get(type(x))` and `type(x) in table`.
     Nothing else in the code changes.
 (2) That holds for scripts, targets and modules, of libraries too, that are imported while the
@@ -128,13 +128,13 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 class _Comparisons(ast.NodeTransformer):
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Name types as on a card if the function compares the names."""
-        self.generic_visit(node)
+    def visit_Module(self, node: ast.Module) -> ast.Module:
+        """Name types as on a card where the module compares such names."""
         asked = {each.id for each in _sides_asked(node) if isinstance(each, ast.Name)}
         for each in ast.walk(node) if asked else ():
-            if isinstance(each, ast.Assign) and asked.issuperset(map(_name_of, each.targets)):
-                each.value = _Plainly().visit(each.value)
+            if isinstance(each, ast.Assign | ast.AnnAssign) and _names_given(each) <= asked:
+                each.value = each.value and _Plainly().visit(each.value)
+        self.generic_visit(node)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.Compare:
@@ -200,14 +200,15 @@ def _compares_types(node: ast.Compare) -> bool:
     return any(map(_is_asked_for, _sides(node)))
 
 
-def _sides_asked(function: ast.FunctionDef) -> Iterator[ast.expr]:
-    for each in ast.walk(function):
+def _sides_asked(module: ast.Module) -> Iterator[ast.expr]:
+    for each in ast.walk(module):
         if isinstance(each, ast.Compare) and _compares_types(each):
             yield from _sides(each)
 
 
-def _name_of(target: ast.expr) -> str | None:
-    return target.id if isinstance(target, ast.Name) else None
+def _names_given(statement: ast.Assign | ast.AnnAssign) -> set[str | None]:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return {each.id if isinstance(each, ast.Name) else None for each in targets}
 
 
 def _ask_plainly(expressions: list[ast.expr]) -> None:

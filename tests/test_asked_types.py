@@ -62,9 +62,13 @@ def shapes_of(tree):  # as OpenFold, and Boltz after it
         return [tuple(tree.shape)]
     raise ValueError("Not supported")
 
-def like(tensor):
-    kind = type(tensor)
+async def like(tensor):
+    kind: type = type(tensor)
     return kind
+
+made = torch.ones(3, device="cuda" if torch.cuda.is_available() else "cpu")
+kind = type(made)
+is_tensor = kind is torch.Tensor
 """
 
 
@@ -77,7 +81,10 @@ def test_a_type_that_is_given_a_name_before_it_is_compared(library: Path) -> Non
 
         tensor = torch.ones(3, device="cuda")
         assert asking.shapes_of({"a": [tensor, tensor]}) == [(3,), (3,)]
-        assert asking.like(tensor) is type(tensor)  # not compared: as it is
+        assert asking.is_tensor
+        with pytest.raises(StopIteration) as returned:
+            asking.like(tensor).send(None)
+        assert returned.value.value is torch.Tensor
 
 
 WRITTEN = """
