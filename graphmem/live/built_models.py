@@ -46,12 +46,15 @@ class BuiltModels:
 
         return torch.nn.Module, "_apply", move_and_note
 
+    def models(self) -> list[torch.nn.Module]:
+        """The models that were moved and still exist."""
+        return [model for moved in list(self._moved.values()) if (model := moved()) is not None]
+
     def whole(self, part: torch.nn.Module) -> torch.nn.Module:
         """The largest moved model that a part with tensors belongs to, or the part itself."""
         if any(True for _ in chain(part.parameters(), part.buffers())):
-            for moved in list(self._moved.values()):
-                model = moved()
-                if model is not None and any(each is part for each in model.modules()):
+            for model in self.models():
+                if any(each is part for each in model.modules()):
                     part = model
         return part
 

@@ -30,6 +30,7 @@ from graphmem.live.built_models import BuiltModels
 from graphmem.live.collector_watch import CollectorWatch
 from graphmem.live.mode import LiveMode
 from graphmem.live.observer import Observer
+from graphmem.live.root_names import RootNames
 from graphmem.online.online_simulator import OnlineSimulator
 from graphmem.online.session import FollowedSession
 from graphmem.runtime import Runtime
@@ -105,6 +106,8 @@ class LiveSession(FollowedSession):
         self._walked = False
         self._is_aside = False
         self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._root_names = RootNames(self.location, self.built, self._made)
+        self.location.root_name = self._root_names.name
         self._evaluated: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     @contextmanager
@@ -158,8 +161,9 @@ class LiveSession(FollowedSession):
         if known is None or known() is not module:
             self._evaluated[id(module)] = weakref.ref(module)
             model = self.built.whole(module)
-            name_model(self.recorder, model)
-            describe_model(self.recorder, model)
+            name = next((name for name, root in self.location.roots if root is model), "")
+            name_model(self.recorder, model, name)
+            describe_model(self.recorder, model, name)
 
     def _count_forward(self) -> None:
         """Count forward passes, which are the steps if nothing trains, as in generation."""
@@ -186,6 +190,15 @@ class LiveSession(FollowedSession):
         if self._max_steps is not None and number >= self._max_steps:
             self._stop(has_trained=True)
         self._is_complete = False
+
+    def _graph_compiled(self) -> None:
+        """Name the models that optimizers train: compiled code calls no module within it."""
+        for model in self._root_names.trained():
+            if not self.location.knows(model):
+                name = self._root_names.name(model)
+                self.location.know(model, name)
+                name_model(self.recorder, model, name)
+                describe_model(self.recorder, model, name)
 
     def begin_backward(self) -> None:
         """Begin a phase at the outermost call of `backward` or `grad`."""

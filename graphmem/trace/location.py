@@ -60,6 +60,7 @@ class Location:
     Attributes:
         within: the running target, in words, for package lines that no user line called.
         whole: finds the model to which a module belongs that is called outside of any other.
+        root_name: what the names of a model's modules begin with; "" where there is one model.
         compiled: finds the buffer that compiled code is making, from a frame outwards.
         calls: how each module is called, by its name.
         functions: what graphmem itself calls of a program, whose variables no frame holds between
@@ -79,6 +80,7 @@ class Location:
         self.within = ""
         self.compiled: Callable[[FrameType | None], Buffer | None] = _nothing
         self.whole: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module
+        self.root_name: Callable[[torch.nn.Module], str] = lambda root: ""
         self.calls: dict[str, ModuleCall] = {}
         self.functions: list[Callable[..., Any]] = []
         self.is_trial = False
@@ -188,7 +190,8 @@ class Location:
             if id(module) not in self._names:
                 self.know(module, below(caller, type(module).__name__))
         else:
-            self.know(self.whole(module))
+            root = self.whole(module)
+            self.know(root, self.root_name(root))
         return self._names[id(module)].name
 
     def _name_here(self, known: _Named, module: torch.nn.Module) -> str:
@@ -208,6 +211,10 @@ class Location:
                 path = type(module).__name__
             known.within[caller] = f"{caller}.{path}" if path else known.name
         return known.within[caller]
+
+    def knows(self, module: torch.nn.Module) -> bool:
+        """Whether a module has a name."""
+        return id(module) in self._names
 
     def know(self, root: torch.nn.Module, name: str = "") -> None:
         """Name every module below a root, one under two names by the first until it is called."""

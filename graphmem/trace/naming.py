@@ -250,12 +250,12 @@ def tensors_held(value: Any, steps: int = 1) -> Iterator[tuple[str, torch.Tensor
             if isinstance(each, torch.Tensor):
                 yield path, each
             elif step < steps and len(below) < MOST_ITEMS:
-                below += islice(_items(each, path, of_objects=steps > 1), MOST_ITEMS)
+                below += islice(items_of(each, path, of_objects=steps > 1), MOST_ITEMS)
         level = below
 
 
-def _items(value: Any, path: str, *, of_objects: bool) -> Iterator[tuple[str, Any]]:
-    """What a value holds, except for plain values."""
+def items_of(value: Any, path: str, *, of_objects: bool) -> Iterator[tuple[str, Any]]:
+    """What a value with a path holds, except for plain values, each with its path."""
     if isinstance(value, (list, tuple)):
         for i, item in enumerate(islice(value, MOST_ITEMS)):
             if _may_hold(item):
@@ -271,4 +271,5 @@ def _items(value: Any, path: str, *, of_objects: bool) -> Iterator[tuple[str, An
 
 
 def _may_hold(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, list, tuple, dict)) or is_foreign(value)
+    kinds = (torch.Tensor, torch.nn.Module, list, tuple, dict)
+    return isinstance(value, kinds) or is_foreign(value)

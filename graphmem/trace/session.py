@@ -213,6 +213,7 @@ class Session:
             memory=self.memory,
         )
         self.location.compiled = compilation.origins.at
+        compilation.origins.noted = self._graph_compiled
         eager = [] if self._compiles else eagerly.replacements(self.reads.eager)
         with compilation.installed(), replaced(eager):
             yield
@@ -228,6 +229,9 @@ class Session:
             finally:
                 if not self.mode.is_over:
                     self._numbers.go_on()
+
+    def _graph_compiled(self) -> None:
+        """Know that a graph was compiled, and will run next."""
 
     def _called(self, module: torch.nn.Module) -> None:
         """Know that a module is called from outside any other."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FrameType
@@ -23,7 +23,7 @@ _MADE_OR_WRITTEN = re.compile(
 )
 _LINE_OF_TRACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _NAMES = re.compile(r"\w+")
-_DYNAMO_SAYS = {"L", "self", "_modules", "_orig_mod", "fn"}
+_DYNAMO_SAYS = {"L", "G", "self", "_modules", "_orig_mod", "fn"}
 _VIEWS = {"view", "t", "permute", "transpose", "expand", "unsqueeze", "squeeze", "slice", "detach"}
 
 
@@ -50,13 +50,15 @@ class Buffer:
 
         Args:
             caller: the module that called the compiled code. Dynamo names others from the one that
-                it compiles, which is this one where a layer is compiled by itself.
+                it compiles, which is this one where a layer is compiled by itself, or from a
+                variable of the function that it compiles.
             source: the line that called it.
             modules: the names of all modules.
         """
-        below = f"{caller}.{self.module}"
-        module = below if below in modules else self.module or caller
-        return module, self.source or source
+        of_variable = self.module.partition(".")[2]
+        places = (f"{caller}.{self.module}", self.module, of_variable)
+        known = (each for each in places if each in modules)
+        return next(known, self.module or caller), self.source or source
 
     def __str__(self) -> str:
         if not self.operations:
@@ -65,15 +67,21 @@ class Buffer:
 
 
 class Origins:
-    """The buffers of every wrapper, by its file."""
+    """The buffers of every wrapper, by its file.
+
+    Attributes:
+        noted: called when a wrapper is written.
+    """
 
     def __init__(self) -> None:
+        self.noted: Callable[[], None] = lambda: None
         self._of_file: dict[str, dict[str, Buffer]] = {}
         self._of_line: dict[tuple[str, int], Buffer | None] = {}  # of those that ran
 
     def note(self, file: str, buffers: dict[str, Buffer]) -> None:
         """Note the buffers of the wrapper in a file."""
         self._of_file[file] = buffers
+        self.noted()
 
     def at(self, frame: FrameType | None) -> Buffer | None:
         """The buffer that the innermost line of a wrapper makes or writes."""

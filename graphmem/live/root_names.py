@@ -1,0 +1,97 @@
+"""Tell the modules of several models apart.
+
+A module has its qualified name within its model, and two models may have modules of one name, such
+as the `main.0` of a GAN's generator and of its discriminator. Their names then begin with the
+variable that holds the model: `netG.main.0`. Models count that were called or that an optimizer
+trains: a copy that is just kept, such as an average of weights, changes no name. A model that was
+called before the second one was known keeps its names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, count
+from typing import Any
+
+import torch
+
+from graphmem.live.built_models import BuiltModels
+from graphmem.trace.holders import named_values
+from graphmem.trace.location import Location, without_wrappers
+from graphmem.trace.naming import items_of
+
+_STEPS = 2
+"""From a variable to a model, as in `self.critics[0]`."""
+
+
+class RootNames:
+    """Names the models of a program."""
+
+    def __init__(
+        self,
+        location: Location,
+        built: BuiltModels,
+        made: Iterable[torch.optim.Optimizer],
+    ) -> None:
+        """Know no model.
+
+        Args:
+            location: knows the models that were called.
+            built: knows those that were moved to the card.
+            made: every optimizer that exists.
+        """
+        self._location = location
+        self._built = built
+        self._made = made
+
+    def name(self, model: torch.nn.Module) -> str:
+        """What the names of a model's modules begin with; "" if no other model has such names."""
+        others = (root for _, root in self._location.roots)
+        names = _names(model)
+        for other in (*others, *self.trained()):
+            if not names.isdisjoint(_names(other)) and _are_apart(model, other):
+                return self._unused(model)
+        return ""
+
+    def trained(self) -> list[torch.nn.Module]:
+        """The models on the card that have parameters in an optimizer."""
+        groups = (group for each in list(self._made) for group in each.param_groups)
+        parameters = {id(each) for group in groups for each in group["params"]}
+        models = self._built.models()
+        return [each for each in models if not parameters.isdisjoint(map(id, each.parameters()))]
+
+    def _unused(self, model: torch.nn.Module) -> str:
+        taken = {name for name, _ in self._location.roots}
+        kind = type(model).__name__
+        numbered = (f"{kind}_{number}" for number in count(2))
+        names = (*self._variables(model), kind)
+        return next((name for name in names if name not in taken), None) or next(
+            name for name in numbered if name not in taken
+        )
+
+    def _variables(self, model: torch.nn.Module) -> list[str]:
+        """The variables and attributes that hold a model, those with the shortest path first."""
+        level = [(variable.name, value) for variable, value in named_values(self._location)]
+        found = []
+        for _ in range(_STEPS + 1):
+            found += [name for name, value in level if value is model]
+            level = [item for name, value in level for item in _items(name, value)]
+        return [name.removeprefix("self.") for name in found]
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    return items_of(value, name, of_objects=True)
+
+
+def _names(model: torch.nn.Module) -> set[str]:
+    """The names of a model's modules, and of the parameters and buffers that it has itself."""
+    paths = (without_wrappers(path) for path, _ in model.named_modules())
+    own = chain(model.named_parameters(recurse=False), model.named_buffers(recurse=False))
+    return {*filter(None, paths), *(name for name, _ in own)}
+
+
+def _are_apart(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether neither of two models is a part of the other, as of a wrapper."""
+    return all(each is not other for each in one.modules()) and all(
+        each is not one for each in other.modules()
+    )
