@@ -162,7 +162,7 @@ def test_a_missing_tangent_takes_no_memory() -> None:
     with virtual_gpu("t4"):
         net, x = nn.Linear(512, 512).cuda(), torch.randn(1, 512, device="cuda")
         net(x)
-        before = torch.cuda.memory_allocated()
+        before = torch.cuda.max_memory_allocated()  # with cuBLAS's workspace, kept or not
         torch.cuda.reset_peak_memory_stats()
 
         jvp(net, (x,), (x,))

@@ -17,6 +17,7 @@ from torch._dynamo import compiled_autograd
 import graphmem
 from graphmem import TrainingStep
 from graphmem.report import Report
+from tests.support.sizes import KEPT_WORKSPACES
 
 WORKSPACE = 8_519_680
 """Of each thread's cuBLAS handle (`parseChosenWorkspaceSize`, aten/src/ATen/cuda)."""
@@ -30,7 +31,7 @@ def report_of(step: Callable[[nn.Module, torch.Tensor], Any]) -> Report:
         x = torch.randn(64, 64, device="cuda")
         return TrainingStep(model=model, step=lambda: step(model, x))
 
-    return graphmem.analyze(build, steps=2)
+    return graphmem.analyze(build, steps=2, env=KEPT_WORKSPACES)
 
 
 def compile_whole(step: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from graphmem.torch_releases import installed_release
 from graphmem.verify.own_cases import known_gaps
 from tests.conftest import Outcome
 from tests.support.places import ROOT
@@ -19,6 +20,8 @@ ACTIVATIONS, TECHNIQUES = (
     sorted(path.name.split(".")[0] for path in STEPS.glob(name))
     for name in ("mlp_*", "technique_*")
 )
+if installed_release() >= (2, 15):  # `linear` returns no view any more (docs/versions.md)
+    ACTIVATIONS.remove("mlp_relu_inplace")
 
 
 @pytest.mark.parametrize(
