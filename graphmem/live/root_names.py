@@ -10,7 +10,7 @@ called before the second one was known keeps its names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, count
+from itertools import chain, count, islice
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ import torch
 from graphmem.live.built_models import BuiltModels
 from graphmem.trace.holders import named_values
 from graphmem.trace.location import Location, without_wrappers
-from graphmem.trace.naming import items_of
+from graphmem.trace.naming import MOST_ITEMS, items_of
 
 _STEPS = 2
 """From a variable to a model, as in `self.critics[0]`."""
@@ -46,8 +46,10 @@ class RootNames:
 
     def name(self, model: torch.nn.Module) -> str:
         """What the names of a model's modules begin with; "" if no other model has such names."""
-        others = (root for _, root in self._location.roots)
         names = _names(model)
+        if not names:  # a loss, which may be made anew in each step
+            return ""
+        others = (root for _, root in self._location.roots)
         for other in (*others, *self.trained()):
             if not names.isdisjoint(_names(other)) and _are_apart(model, other):
                 return self._unused(model)
@@ -64,19 +66,20 @@ class RootNames:
         taken = {name for name, _ in self._location.roots}
         kind = type(model).__name__
         numbered = (f"{kind}_{number}" for number in count(2))
-        names = (*self._variables(model), kind)
-        return next((name for name in names if name not in taken), None) or next(
-            name for name in numbered if name not in taken
-        )
+        names = chain(self._variables(model), [kind], numbered)
+        return next(name for name in names if name not in taken)
 
-    def _variables(self, model: torch.nn.Module) -> list[str]:
-        """The variables and attributes that hold a model, those with the shortest path first."""
-        level = [(variable.name, value) for variable, value in named_values(self._location)]
-        found = []
-        for _ in range(_STEPS + 1):
-            found += [name for name, value in level if value is model]
-            level = [item for name, value in level for item in _items(name, value)]
-        return [name.removeprefix("self.") for name in found]
+    def _variables(self, model: torch.nn.Module) -> Iterator[str]:
+        """The variables and attributes that hold a model, those that live longest first.
+
+        A function's argument, or a loop's variable, may hold one model after another.
+        """
+        for variable, value in named_values(self._location):
+            level = [(variable.name, value)]
+            for _ in range(_STEPS + 1):
+                yield from (name.removeprefix("self.") for name, each in level if each is model)
+                below = (item for name, each in level for item in _items(name, each))
+                level = list(islice(below, MOST_ITEMS))
 
 
 def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:

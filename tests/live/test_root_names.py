@@ -46,7 +46,7 @@ class Trainer:
             x = torch.randn(8, 256, device="cuda")
             made = self.student(x)
             with torch.no_grad():
-                wanted = self.teachers[0](x) + self.teachers[1](x)
+                wanted = sum(teacher(x) for teacher in self.teachers)
             (made - wanted).sum().backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
