@@ -74,12 +74,19 @@ class RootNames:
 
         A function's argument, or a loop's variable, may hold one model after another.
         """
+        model = _of_compiled(model)
         for variable, value in named_values(self._location):
             level = [(variable.name, value)]
             for _ in range(_STEPS + 1):
-                yield from (name.removeprefix("self.") for name, each in level if each is model)
+                found = (name for name, each in level if _of_compiled(each) is model)
+                yield from (name.removeprefix("self.") for name in found)
                 below = (item for name, each in level for item in _items(name, each))
                 level = list(islice(below, MOST_ITEMS))
+
+
+def _of_compiled(value: Any) -> Any:
+    """The model that `torch.compile` has wrapped, or the value itself."""
+    return getattr(value, "_orig_mod", value) if isinstance(value, torch.nn.Module) else value
 
 
 def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -193,6 +193,8 @@ class LiveSession(FollowedSession):
 
     def _graph_compiled(self) -> None:
         """Name the models that optimizers train: compiled code calls no module within it."""
+        if self.location.is_in_module:  # part of a model that was called
+            return
         for model in self._root_names.trained():
             if not self.location.knows(model):
                 name = self._root_names.name(model)
