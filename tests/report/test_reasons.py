@@ -7,6 +7,7 @@ import warnings
 import torch
 
 import graphmem
+from tests.support.sizes import KEPT_WORKSPACES
 
 
 def test_a_parameter_is_named_before_the_models_first_call() -> None:
@@ -46,7 +47,7 @@ def test_a_batch_loaded_after_a_step_is_no_temporary_of_the_optimizer() -> None:
 
 
 def test_what_an_optimizers_step_needs_is_its_temporary() -> None:
-    with graphmem.virtual_gpu("t4") as gpu:
+    with graphmem.virtual_gpu("t4", env=KEPT_WORKSPACES) as gpu:
         model = torch.nn.Linear(1 << 20, 1, bias=False, device="cuda")
         optimizer = torch.optim.Adam(model.parameters())
         model(torch.ones(2, 1 << 20, device="cuda")).sum().backward()
