@@ -57,10 +57,16 @@ class RootNames:
 
     def trained(self) -> list[torch.nn.Module]:
         """The models on the card that have parameters in an optimizer."""
+        parameters = self._parameters()
+        return [each for each in self._built.models() if _has_some(each, parameters)]
+
+    def is_trained(self, model: torch.nn.Module) -> bool:
+        """Whether a model has parameters in an optimizer."""
+        return _has_some(model, self._parameters())
+
+    def _parameters(self) -> set[int]:
         groups = (group for each in list(self._made) for group in each.param_groups)
-        parameters = {id(each) for group in groups for each in group["params"]}
-        models = self._built.models()
-        return [each for each in models if not parameters.isdisjoint(map(id, each.parameters()))]
+        return {id(each) for group in groups for each in group["params"]}
 
     def _unused(self, model: torch.nn.Module) -> str:
         taken = {name for name, _ in self._location.roots}
@@ -82,6 +88,10 @@ class RootNames:
                 yield from (name.removeprefix("self.") for name in found)
                 below = (item for name, each in level for item in _items(name, each))
                 level = list(islice(below, MOST_ITEMS))
+
+
+def _has_some(model: torch.nn.Module, parameters: set[int]) -> bool:
+    return not parameters.isdisjoint(map(id, model.parameters()))
 
 
 def _of_compiled(value: Any) -> Any:

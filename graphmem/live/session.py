@@ -9,6 +9,7 @@
     last optimizer step are its forward pass.
 (4) A module called without gradients begins an evaluation, which ends when training resumes. A
     backward pass within such a call, as from an energy to its forces, is part of the evaluation.
+    A model that no optimizer trains, called so in a forward pass, as a teacher, is part of that.
 (5) Without an optimizer or a backward pass, each forward pass counts as a step.
 (6) Before the first operation on the card, a module that is called begins nothing: it runs on the
     CPU, as a detector does that measures its strides when it is built. Nor does a backward pass
@@ -147,13 +148,17 @@ class LiveSession(FollowedSession):
         phase = self.recorder.graph.phases[-1].name
         if not torch.is_grad_enabled():
             self._name_once(module)
-            if phase is not PhaseName.EVALUATION:
+            if phase is not PhaseName.EVALUATION and not self._is_beside(module, phase):
                 self.recorder.phases.enter_evaluation()
         elif self._is_complete:
             self._begin_iteration()
             self.recorder.phases.begin_iteration(self.recorder.phases.step + 1)
         elif phase is not PhaseName.FORWARD:
             self.recorder.phases.enter_forward()
+
+    def _is_beside(self, module: torch.nn.Module, phase: PhaseName) -> bool:
+        is_in_forward = phase is PhaseName.FORWARD and not self._is_complete
+        return is_in_forward and bool(self._made) and not self._root_names.is_trained(module)
 
     def _name_once(self, module: torch.nn.Module) -> None:
         """Name a model that may never train: what holds it may have returned at the end."""

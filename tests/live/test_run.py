@@ -155,6 +155,29 @@ class TestTraining:
         assert report["model"]["parameters"] == 16 * 64 + 64 + 64 * 4 + 4
         assert report["model"]["optimizer_state_bytes"] == 2 * report["model"]["parameter_bytes"]
 
+    def test_a_reference_model_is_part_of_the_forward_pass(self, run: Run, tmp_path: Path) -> None:
+        script, output = tmp_path / "preferences.py", tmp_path / "report.json"
+        script.write_text(
+            "import torch\n"
+            "policy, reference = torch.nn.Linear(4, 4).cuda(), torch.nn.Linear(4, 4).cuda()\n"
+            "optimizer = torch.optim.SGD(policy.parameters(), 0.1)\n"
+            "for _ in range(2):\n"
+            "    x = torch.randn(2, 4, device='cuda')\n"
+            "    y = policy(x)\n"
+            "    with torch.no_grad():\n"
+            "        wanted = reference(x)\n"
+            "    (y - wanted).sum().backward()\n"
+            "    optimizer.step()\n"
+            "with torch.no_grad():\n"
+            "    reference(policy(x))\n"
+        )
+        run("--format", "json", "-o", output, script)
+
+        steps = report_of(output)["steps"]
+        phases = [[phase["name"] for phase in step["phases"]] for step in steps]
+        training = ["forward", "backward", "optimizer"]
+        assert phases == [training, [*training, "evaluation"]]
+
     def test_max_steps_stops_before_the_next_iteration(self, run: Run, tmp_path: Path) -> None:
         output = tmp_path / "report.json"
         where = ["--max-steps", "3", "--format", "json", "-o", output]
