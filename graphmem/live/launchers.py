@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -50,17 +50,23 @@ def refuse_launcher(script: str, arguments: Sequence[str], *, is_module: bool) -
         raise LauncherError(name, arguments)
 
 
-def without_launcher(arguments: Sequence[str]) -> str:
-    """The command that runs what the launcher would, as far as its arguments tell."""
+def without_launcher(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """The command that runs what the launcher would, as far as its arguments tell.
+
+    Args:
+        arguments: the launcher's.
+        environment: its variables, which tell a process that torchrun starts of how many it is one
+            (`_start_workers`, torch/distributed/elastic/agent/server/local_elastic_agent.py).
+    """
     is_program = (each == "-m" or each.endswith(".py") for each in arguments)
     start = next((place for place, found in enumerate(is_program) if found), len(arguments))
     program = shlex.join(arguments[start:]) or "SCRIPT"
-    return " ".join(["graphmem run", *_ranks(arguments[:start]), program])
+    count = _count(arguments[:start]) or (environment or {}).get("LOCAL_WORLD_SIZE")
+    ranks = ["--nproc-per-node", count] if count else []
+    return " ".join(["graphmem run", *ranks, program])
 
 
-def _ranks(options: Sequence[str]) -> list[str]:
+def _count(options: Sequence[str]) -> str | None:
     words = [part for each in options for part in each.split("=", 1)]
-    for word, value in pairwise(words):
-        if word.replace("_", "-") in _RANKS and value.isdigit():
-            return ["--nproc-per-node", value]
-    return []
+    named = (value for word, value in pairwise(words) if word.replace("_", "-") in _RANKS)
+    return next((value for value in named if value.isdigit()), None)

@@ -228,7 +228,8 @@ def _hint_on_extensions(error: BaseException) -> str:
 
 def _first_sentence(error: BaseException) -> str:
     """The message up to the details that the traceback has shown."""
-    line = next(iter(str(error).strip().splitlines()), "")
+    lines = str(error).strip().splitlines()
+    line = next((each for each in lines if any(map(str.isalnum, each))), "")
     sentence, end, rest = line.partition(". ")
     sentence = sentence + end.strip() if rest else line
     return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}…"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, wraps
 from multiprocessing.process import BaseProcess, active_children
@@ -24,26 +24,38 @@ from graphmem.live.launchers import LAUNCHER, without_launcher
 from graphmem.virtual_device.patching import replaced
 
 
+class Command(NamedTuple):
+    """A command that a program starts.
+
+    Attributes:
+        words: its name and arguments.
+        environment: the variables that it is given, those of the program if there are none.
+    """
+
+    words: list[str]
+    environment: Mapping[str, str]
+
+
 class Started(NamedTuple):
     """What a program started in other processes.
 
     Attributes:
-        commands: the commands, with their arguments.
+        commands: the commands.
         functions: those that it calls in processes of `multiprocessing`.
     """
 
-    commands: list[list[str]]
+    commands: list[Command]
     functions: list[FunctionType]
 
 
 def what_it_started(started: Started) -> str | None:
     """A sentence on the first launcher or function of its own that a program started, or None."""
-    for launcher, *arguments in started.commands:
+    for (launcher, *arguments), environment in started.commands:
         name = Path(launcher).name
         if LAUNCHER.fullmatch(name):
             return (
                 f"it started {name}, in a process that has no virtual card; name what that runs: "
-                f"{without_launcher(arguments)}"
+                f"{without_launcher(arguments, environment)}"
             )
     for function in started.functions:
         code = function.__code__
@@ -56,7 +68,7 @@ def what_it_started(started: Started) -> str | None:
     return None
 
 
-_listeners: list[Callable[[list[str]], None]] = []
+_listeners: list[Callable[[Command], None]] = []
 """Called with each command before its process starts."""
 
 
@@ -72,7 +84,7 @@ def noting_processes() -> Iterator[Started]:
 
 
 @contextmanager
-def before_commands(listener: Callable[[list[str]], None]) -> Iterator[None]:
+def before_commands(listener: Callable[[Command], None]) -> Iterator[None]:
     """Call a function with each command that the program starts, before its process starts."""
     _hook()
     _listeners.append(listener)
@@ -108,8 +120,9 @@ def _hook() -> None:
 
 
 def _note(event: str, args: tuple[object, ...]) -> None:
+    environment: Any = os.environ
     if event == "subprocess.Popen" and _listeners:
-        _, command, *_ = args
+        _, command, _, environment = args
         parts = [command] if isinstance(command, str | bytes | os.PathLike) else command
         decoded = [os.fsdecode(each) for each in parts]  # type: ignore[attr-defined]
     elif event == "os.system" and _listeners:
@@ -117,4 +130,4 @@ def _note(event: str, args: tuple[object, ...]) -> None:
     else:
         return
     for listener in _listeners:
-        listener(decoded)
+        listener(Command(decoded, environment or {}))

@@ -46,6 +46,23 @@ def test_what_it_starts_is_named(started: Callable[[str], Outcome]) -> None:
     assert f"graphmem: nothing ran on the card; {TOLD}\n" in outcome.stderr
 
 
+def test_ranks_that_a_program_starts_as_torchrun_does_are_counted(
+    started: Callable[[str], Outcome],
+) -> None:
+    """As `tune run` and `fabric run` do; the first line of their error is a row of `=`."""
+    outcome = started(
+        "import os, subprocess, sys\n"
+        "ranks = {**os.environ, 'RANK': '0', 'LOCAL_WORLD_SIZE': '2'}\n"
+        "subprocess.run([sys.executable, '-u', 'trainer.py', '--epochs', '1'], env=ranks)\n"
+        "raise RuntimeError('\\n====\\ntrainer.py FAILED\\n----')\n"
+    )
+
+    assert outcome.exit_code == 1
+    assert "graphmem: ended by RuntimeError: trainer.py FAILED; it started " in outcome.stderr
+    told = "name what that runs: graphmem run --nproc-per-node 2 trainer.py --epochs 1\n"
+    assert told in outcome.stderr
+
+
 def test_an_error_comes_first(started: Callable[[str], Outcome]) -> None:
     outcome = started(f"{STARTS}raise ValueError('no model.')\n")
 
