@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+GATHERED = "(all-gathered)"
+FROM_THE_HOST = "(copied from the host)"
+"""What marks the name of a parameter that a rank has for a while, beside its own shard."""
+
 
 def listed(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""

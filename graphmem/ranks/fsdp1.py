@@ -21,6 +21,7 @@ from graphmem.graph import OwnerKind
 from graphmem.trace.naming import name_together
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
+from graphmem.wording import GATHERED
 
 
 def replacements(recorder: Recorder) -> list[Replacement]:
@@ -54,7 +55,7 @@ def _naming_gathered(recorder: Recorder) -> Callable[..., Any]:
     def use_and_name(handle: Any, gathered: torch.Tensor) -> None:
         use(handle, gathered)
         name = _name_of(recorder, handle.flat_param)
-        recorder.identify(gathered, OwnerKind.PARAMETER, f"{name} (all-gathered)")
+        recorder.identify(gathered, OwnerKind.PARAMETER, f"{name} {GATHERED}")
 
     return use_and_name
 

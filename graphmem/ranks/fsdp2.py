@@ -21,6 +21,7 @@ from graphmem.graph import OwnerKind
 from graphmem.trace.naming import module_together, name_together
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
+from graphmem.wording import GATHERED
 
 Call = Callable[..., Any]
 
@@ -53,7 +54,7 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         unshard(parameter)
         for gathered in parameter.all_gather_outputs:
             if gathered.untyped_storage().nbytes():
-                name = f"{parameter._param_fqn} (all-gathered)"
+                name = f"{parameter._param_fqn} {GATHERED}"
                 recorder.identify(gathered, OwnerKind.PARAMETER, name)
 
     return [

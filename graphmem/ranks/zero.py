@@ -26,6 +26,7 @@ from graphmem.trace.naming import module_together
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.libraries.imports import prepared
 from graphmem.virtual_device.patching import Replacement, replaced
+from graphmem.wording import FROM_THE_HOST, GATHERED
 
 Call = Callable[..., Any]
 
@@ -83,7 +84,7 @@ def _gathering(recorder: Recorder, partition_parameters: Any, names: Any) -> lis
 
     def name_gathered(parameters: Sequence[Any]) -> None:
         for each in parameters:
-            recorder.identify(each, OwnerKind.PARAMETER, f"{_name_of(each, names)} (all-gathered)")
+            recorder.identify(each, OwnerKind.PARAMETER, f"{_name_of(each, names)} {GATHERED}")
 
     @wraps(init)
     def init_and_name(handle: Any, *args: Any, **options: Any) -> None:
@@ -119,7 +120,7 @@ def _fetching(recorder: Recorder, partition_parameters: Any, names: Any) -> list
             init(handle, parameters)
             for each in parameters if isinstance(parameters, Sequence) else [parameters]:
                 if not each.ds_tensor.is_cuda:
-                    name = f"{_name_of(each, names)} (copied from the host)"
+                    name = f"{_name_of(each, names)} {FROM_THE_HOST}"
                     recorder.identify(each, OwnerKind.PARAMETER, name)
 
         return init_and_name

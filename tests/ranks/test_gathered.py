@@ -45,6 +45,16 @@ model(rows).sum().backward()
 model.unshard()
 torch.empty(1 << 26, device="cuda")
 """
+FROZEN = """
+from torch.distributed.fsdp import fully_shard
+teacher = torch.nn.Linear(1024, 1024, bias=False).requires_grad_(False)
+fully_shard(model.cuda()), fully_shard(teacher.cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with torch.no_grad():
+    teacher(rows)
+model(rows).sum().backward()
+optimizer.step()
+"""
 DEEPSPEED = {
     "utils.debug": """
 def debug_extract_module_and_param_names(model): ...
@@ -133,14 +143,19 @@ Report = Callable[..., Any]
 
 
 @pytest.fixture
-def at_peak(run_graphmem: Callable[..., Outcome], tmp_path: Path) -> Report:
+def at_peak(report_of: Report) -> Report:
+    return lambda script: report_of(script)["at_peak"]
+
+
+@pytest.fixture
+def report_of(run_graphmem: Callable[..., Outcome], tmp_path: Path) -> Report:
     def run(script: str) -> Any:
         (tmp_path / "train.py").write_text(BEGIN + script)
         output = tmp_path / "report.json"
         options = ("--gpu", "a100", "--nproc-per-node", "2", "--format", "json", "-o", str(output))
         done = run_graphmem("run", *options, str(tmp_path / "train.py"))
         assert done.exit_code == 0, done.stderr
-        return json.loads(output.read_text())["at_peak"]
+        return json.loads(output.read_text())
 
     return run
 
@@ -168,6 +183,14 @@ def test_what_is_gathered_again_has_its_type(at_peak: Report) -> None:
 
     gathered = [each for each in held["holders"] if each["reason"].endswith("(all-gathered)")]
     assert [(each["dtype"], each["bytes"]) for each in gathered] == [("bfloat16", WHOLE // 2)]
+
+
+def test_a_frozen_model_that_stays_gathered_is_counted_once(report_of: Report) -> None:
+    """As torchtune's teacher; the root of `fully_shard` is not resharded after its forward."""
+    model = report_of(FROZEN)["model"]
+
+    assert model["parameters"] == 2 * 1024 * 1024 // 2
+    assert model["parameter_bytes"] == 2 * WHOLE // 2
 
 
 @pytest.mark.parametrize("use_orig_params", [False, True])
