@@ -119,7 +119,7 @@ def _stopped(gpu: VirtualGpu) -> Ending | None:
 
 def _failed(error: BaseException, gpu: VirtualGpu) -> Ending:
     _print_error(error)
-    why = f"ended by {type(error).__name__}: {_first_sentence(error)}"
+    why = ": ".join(filter(None, [f"ended by {type(error).__name__}", _first_sentence(error)]))
     hint = _hint(error, gpu)
     return Ending(1, f"{why.removesuffix('.')}; {hint}" if hint else why)
 

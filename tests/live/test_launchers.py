@@ -70,6 +70,13 @@ def test_an_error_comes_first(started: Callable[[str], Outcome]) -> None:
     assert f"graphmem: ended by ValueError: no model; {TOLD}\n" in outcome.stderr
 
 
+def test_an_error_without_a_message_is_its_name(started: Callable[[str], Outcome]) -> None:
+    outcome = started("assert 0\n")
+
+    assert outcome.exit_code == 1
+    assert "graphmem: ended by AssertionError\n" in outcome.stderr
+
+
 def test_a_script_that_uses_the_card_itself_is_told_nothing(
     started: Callable[[str], Outcome],
 ) -> None:
