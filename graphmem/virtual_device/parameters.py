@@ -52,7 +52,8 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
             if isinstance(tensor, FakeTensor) and isinstance(new, FakeTensor):
                 tensor.fake_device = new.fake_device
             return
-        other = _like(tensor, new.detach())
+        # `set_data` keeps the version (torch/csrc/autograd/variable.cpp), which `detach` shares
+        other = _like(tensor, data.__get__(new))
         before.before_becoming(tensor, other)
         gradient = tensor.grad
         assign_data(tensor, other)

@@ -41,3 +41,17 @@ def test_a_model_of_the_caller_is_restored_after_it_left_the_card_with_a_graph()
         model.cuda()
     assert torch.equal(model.weight, weight)
     assert model.weight.grad is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_data_that_a_parameter_takes_has_versions_of_its_own(device: str) -> None:
+    """As FSDP1 with offloaded parameters in bf16, which writes into its shard in each step."""
+    with graphmem.virtual_gpu("a100"):
+        parameter = nn.Parameter(torch.ones(4))
+        shard = torch.ones(4, device=device)
+        parameter.data = shard
+        loss = parameter.square().sum()
+        shard.add_(1)
+
+        assert parameter._version == 0
+        loss.backward()
