@@ -57,8 +57,10 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
         before.before_becoming(tensor, other)
         gradient = tensor.grad
         assign_data(tensor, other)
-        if isinstance(other, FakeTensor) and not before.holds(tensor, other):
-            data.__set__(other, _without_memory(other))
+        if not before.holds(tensor, other):
+            other.grad = None  # the graph made before leads to the tensor's
+            if isinstance(other, FakeTensor):
+                data.__set__(other, _without_memory(other))
         kept_gradients.keep(tensor, gradient)
 
     def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:

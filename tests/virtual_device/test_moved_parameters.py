@@ -55,3 +55,19 @@ def test_data_that_a_parameter_takes_has_versions_of_its_own(device: str) -> Non
 
         assert parameter._version == 0
         loss.backward()
+
+
+def test_a_gradient_goes_when_the_parameter_that_moved_drops_it() -> None:
+    """FSDP1 keeps the node that adds to a gradient, and under `no_sync` the gradient as well."""
+    with graphmem.virtual_gpu("a100") as gpu:
+        parameter = nn.Parameter(torch.ones(1024, device="cuda"))
+        squares = parameter.square()
+        node = squares.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        squares.sum().backward()
+        del squares
+        parameter.data = torch.ones(1024)
+        assert gpu.allocated == 1024 * 4
+        parameter.grad = None
+
+        assert gpu.allocated == 0
+        del node
