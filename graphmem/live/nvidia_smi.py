@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from graphmem.gpus import Gpu
-    from graphmem.live.started_processes import Command
+    from graphmem.live.started_processes import StartedCommand
 
 NAME = "nvidia-smi"
 _UNKNOWN = "[N/A]"  # nvidia-smi's answer for a figure that a card does not report
@@ -45,7 +45,7 @@ def on_path(gpu: Gpu, count: int, bytes_in_use: Callable[[], int]) -> Iterator[N
     with tempfile.TemporaryDirectory(prefix="graphmem-") as folder:
         used = Path(folder, "used")
 
-        def write_used(command: Command) -> None:
+        def write_used(command: StartedCommand) -> None:
             if any(NAME in part for part in command.words):
                 used.write_text(str(-(-bytes_in_use() >> 20)), encoding="utf-8")
             else:  # it may start an nvidia-smi later, which cannot know

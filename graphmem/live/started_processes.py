@@ -24,7 +24,7 @@ from graphmem.live.launchers import LAUNCHER, without_launcher
 from graphmem.virtual_device.patching import replaced
 
 
-class Command(NamedTuple):
+class StartedCommand(NamedTuple):
     """A command that a program starts.
 
     Attributes:
@@ -44,7 +44,7 @@ class Started(NamedTuple):
         functions: those that it calls in processes of `multiprocessing`.
     """
 
-    commands: list[Command]
+    commands: list[StartedCommand]
     functions: list[FunctionType]
 
 
@@ -68,7 +68,7 @@ def what_it_started(started: Started) -> str | None:
     return None
 
 
-_listeners: list[Callable[[Command], None]] = []
+_listeners: list[Callable[[StartedCommand], None]] = []
 """Called with each command before its process starts."""
 
 
@@ -84,7 +84,7 @@ def noting_processes() -> Iterator[Started]:
 
 
 @contextmanager
-def before_commands(listener: Callable[[Command], None]) -> Iterator[None]:
+def before_commands(listener: Callable[[StartedCommand], None]) -> Iterator[None]:
     """Call a function with each command that the program starts, before its process starts."""
     _hook()
     _listeners.append(listener)
@@ -130,4 +130,4 @@ def _note(event: str, args: tuple[object, ...]) -> None:
     else:
         return
     for listener in _listeners:
-        listener(Command(decoded, environment or {}))
+        listener(StartedCommand(decoded, environment or {}))
