@@ -316,9 +316,14 @@ def below(name: str, path: str) -> str:
     return f"{name}.{path}" if name and path else name or path
 
 
+WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""By which name PyTorch's wrappers have their module: `torch.compile`'s, FSDP1's and those of
+checkpoints (torch/distributed/fsdp/_common_utils.py, `clean_tensor_name`)."""
+
+
 def without_wrappers(name: str) -> str:
-    """The qualified name of a module or parameter before `torch.compile` wrapped modules."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+    """The qualified name of a module or parameter before PyTorch's wrappers."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPED)
 
 
 def source_of(frame: FrameType) -> Source:

@@ -14,7 +14,7 @@ import torch
 
 from graphmem.frames import is_program, short_path
 from graphmem.graph import Owner, OwnerKind, Source, Storage
-from graphmem.trace.location import Location, below, without_wrappers
+from graphmem.trace.location import WRAPPED, Location, below, without_wrappers
 from graphmem.trace.quantised import (
     OF_EVERY_MODULE,
     is_foreign,
@@ -108,7 +108,7 @@ def describe_model(recorder: Recorder, model: torch.nn.Module, root: str = "") -
     """Record the class of every module, which parameters train, and which have several names."""
     graph = recorder.graph
     for name, module in model.named_modules():
-        if not hasattr(module, "_orig_mod"):
+        if WRAPPED.isdisjoint(child for child, _ in module.named_children()):
             graph.modules.setdefault(below(root, without_wrappers(name)), type(module).__name__)
     first: dict[int, str] = {}
     for wrapped_name, parameter in torch.nn.Module.named_parameters(model, remove_duplicate=False):

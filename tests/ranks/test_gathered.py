@@ -23,6 +23,15 @@ FSDP1 = """
 from torch.distributed.fsdp import FullyShardedDataParallel
 FullyShardedDataParallel(model, device_id=0, use_orig_params={use_orig_params})(rows)
 """
+WRAPPED = """
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import FullyShardedDataParallel
+layers = torch.nn.Sequential(*(checkpoint_wrapper(torch.nn.Linear(1024, 1024)) for _ in "ab"))
+for place, layer in enumerate(layers):
+    layers[place] = FullyShardedDataParallel(layer, device_id=0, use_orig_params=True)
+model = FullyShardedDataParallel(layers, device_id=0, use_orig_params=True)
+model(rows).sum().backward()
+"""
 ACCUMULATED = """
 from torch.distributed.fsdp import FullyShardedDataParallel
 model = FullyShardedDataParallel(model, device_id=0, use_orig_params={use_orig_params})
@@ -162,6 +171,13 @@ def report_of(run_graphmem: Callable[..., Outcome], tmp_path: Path) -> Report:
 
 def reasons(held: Any, category: str) -> set[str]:
     return {each["reason"] for each in held["holders"] if each["category"] == category}
+
+
+def test_wrappers_have_no_part_in_names(report_of: Report) -> None:
+    report = report_of(WRAPPED)
+
+    assert {each["module"] for each in report["at_peak"]["holders"]} <= {"", "0", "1", None}
+    assert any("the parameter 0.weight" in each["reason"] for each in report["at_peak"]["holders"])
 
 
 @pytest.mark.parametrize("use_orig_params", [False, True])
