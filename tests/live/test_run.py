@@ -43,6 +43,11 @@ def report_of(path: Path) -> dict:
     return json.loads(path.read_text())
 
 
+def phases_of(path: Path) -> list[list[str]]:
+    """The names of each step's phases."""
+    return [[phase["name"] for phase in step["phases"]] for step in report_of(path)["steps"]]
+
+
 def findings_of(report: dict, name: str) -> list[str]:
     return [
         line for each in report["findings"] if each["found_by"] == name for line in each["lines"]
@@ -149,9 +154,8 @@ class TestTraining:
         run("--format", "json", "-o", output, SCRIPTS / "training.py", "--epochs", "2")
 
         report = report_of(output)
-        phases = [[phase["name"] for phase in step["phases"]] for step in report["steps"]]
         training = ["forward", "backward", "optimizer"]
-        assert phases == [training, [*training, "evaluation"]] * 2
+        assert phases_of(output) == [training, [*training, "evaluation"]] * 2
         assert report["model"]["parameters"] == 16 * 64 + 64 + 64 * 4 + 4
         assert report["model"]["optimizer_state_bytes"] == 2 * report["model"]["parameter_bytes"]
 
@@ -173,10 +177,8 @@ class TestTraining:
         )
         run("--format", "json", "-o", output, script)
 
-        steps = report_of(output)["steps"]
-        phases = [[phase["name"] for phase in step["phases"]] for step in steps]
         training = ["forward", "backward", "optimizer"]
-        assert phases == [training, [*training, "evaluation"]]
+        assert phases_of(output) == [training, [*training, "evaluation"]]
 
     def test_max_steps_stops_before_the_next_iteration(self, run: Run, tmp_path: Path) -> None:
         output = tmp_path / "report.json"
@@ -273,10 +275,10 @@ class TestTraining:
         )
         run("--format", "json", "-o", output, script)
 
-        steps = report_of(output)["steps"]
-        phases = [[phase["name"] for phase in step["phases"]] for step in steps]
         for_forces = ["forward", "backward"]
-        assert phases == [[*for_forces, "forward", "backward", "optimizer", "evaluation"]]
+        assert phases_of(output) == [
+            [*for_forces, "forward", "backward", "optimizer", "evaluation"]
+        ]
 
     def test_layers_tried_on_the_cpu_are_no_steps(self, run: Run, tmp_path: Path) -> None:
         """YOLOv5 measures its strides so, calling each layer of a model that is not moved yet."""
@@ -320,10 +322,10 @@ class TestTraining:
         done = run("--max-steps", "2", "--format", "json", "-o", output, script)
 
         assert done.stdout.count("step\n") == 2
-        phases = [
-            [phase["name"] for phase in each["phases"]] for each in report_of(output)["steps"]
+        assert phases_of(output) == [
+            ["backward", "optimizer"],
+            ["forward", "backward", "optimizer"],
         ]
-        assert phases == [["backward", "optimizer"], ["forward", "backward", "optimizer"]]
 
     def test_what_an_object_keeps_is_named_by_its_path(self, run: Run, tmp_path: Path) -> None:
         """improved-diffusion's trainer keeps averages of weights so, in lists of lists."""
