@@ -35,7 +35,6 @@ from graphmem.live.root_names import RootNames
 from graphmem.online.online_simulator import OnlineSimulator
 from graphmem.online.session import FollowedSession
 from graphmem.runtime import Runtime
-from graphmem.trace.naming import describe_model, name_model
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.devices import Devices
 from graphmem.virtual_device.patching import replaced
@@ -167,8 +166,7 @@ class LiveSession(FollowedSession):
             self._evaluated[id(module)] = weakref.ref(module)
             model = self.built.whole(module)
             name = next((name for name, root in self.location.roots if root is model), "")
-            name_model(self.recorder, model, name)
-            describe_model(self.recorder, model, name)
+            self._name(model, name)
 
     def _count_forward(self) -> None:
         """Count forward passes, which are the steps if nothing trains, as in generation."""
@@ -204,8 +202,7 @@ class LiveSession(FollowedSession):
             if not self.location.knows(model):
                 name = self._root_names.name(model)
                 self.location.know(model, name)
-                name_model(self.recorder, model, name)
-                describe_model(self.recorder, model, name)
+                self._name(model, name)
 
     def begin_backward(self) -> None:
         """Begin a phase at the outermost call of `backward` or `grad`."""

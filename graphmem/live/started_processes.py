@@ -29,7 +29,7 @@ class StartedCommand(NamedTuple):
 
     Attributes:
         words: its name and arguments.
-        environment: the variables that it is given, those of the program if there are none.
+        environment: the variables that it is given; none if it inherits the program's.
     """
 
     words: list[str]
@@ -120,7 +120,7 @@ def _hook() -> None:
 
 
 def _note(event: str, args: tuple[object, ...]) -> None:
-    environment: Any = os.environ
+    environment: Any = None
     if event == "subprocess.Popen" and _listeners:
         _, command, _, environment = args
         parts = [command] if isinstance(command, str | bytes | os.PathLike) else command

@@ -243,10 +243,13 @@ class Session:
     def name_what_lives(self) -> None:
         """Name what models and optimizers hold, by their current names."""
         for name, model in self.location.roots:
-            name_model(self.recorder, model, name)
-            describe_model(self.recorder, model, name)
+            self._name(model, name)
         for optimizer in self._known_optimizers():
             name_optimizer(self.recorder, optimizer)
+
+    def _name(self, model: torch.nn.Module, root: str) -> None:
+        name_model(self.recorder, model, root)
+        describe_model(self.recorder, model, root)
 
     def _known_optimizers(self) -> Iterator[torch.optim.Optimizer]:
         for known in list(self._optimizers.values()):
