@@ -3,7 +3,7 @@
 Clauses:
 (1) A tensor of up to `MOST` elements is exchanged if all ranks of its group began side by side:
     flags, counts, losses and splits, which are what programs go by. Ranks decide so alike, by
-    what has one size on all of them; in `all_to_all_single` nothing has, so each leaves something.
+    what has one size on all of them; in `all_to_all` nothing has, so each leaves something.
 (2) A rank leaves its values when the collective begins, and takes the others' when it waits for it:
     an asynchronous one may be waited for after a message without which another rank does not come.
 (3) If a rank does not know its values, or ends before it leaves any, the others go on as if each
@@ -46,8 +46,9 @@ def begin(
     arrive = _ARRIVALS.get(operation)
     if arrive is None or not mail.began_beside(group):
         return None
-    if operation == "all_to_all_single":
-        shares = _shares(sent[0], arguments, group.size())
+    if operation in ("all_to_all", "all_to_all_single"):
+        parts = [each.numel() for each in sent]
+        shares = parts if operation == "all_to_all" else _shares(sent[0], arguments, group.size())
         left = mail.leave(group, *(sent if _are_short(sent) else ()), more=shares)
     elif _are_short(_alike(operation, sent, arguments, group.size())):
         left = mail.leave(group, *sent)
@@ -188,16 +189,36 @@ def _scatter(left: Left, outputs: Sequence[torch.Tensor], inputs: Any, opts: Any
         _write_own(left, outputs[0], values)
 
 
-def _all_to_all(left: Left, output: torch.Tensor, sent: Any, *rest: Any, **more: Any) -> None:
-    received: list[int | float] = []
+def _reduce_scatter(left: Left, outputs: Sequence[torch.Tensor], inputs: Any, opts: Any) -> None:
+    values = _values(left)
+    if values is not None:
+        reduced = _reduced(values, getattr(opts, "reduceOp", ReduceOp.SUM))
+        first = sum(each.numel() for each in inputs[0][: left.ranks.index(left.own)])
+        write(outputs[0], reduced[first : first + outputs[0].numel()])
+
+
+def _received(left: Left) -> _Values:
+    """The part for this rank of what each rank sends; empty if those of one are not known."""
+    found = []
     own, size = left.ranks.index(left.own), len(left.ranks)
     for rank in left.ranks if left.given is not None else ():
         values = left.of(rank)
         if values is None:
-            return
+            return ()
         shares = [int(each) for each in values[-size:]]
         first = sum(shares[:own])
-        received += values[:-size][first : first + shares[own]]
+        found.append(values[:-size][first : first + shares[own]])
+    return found
+
+
+def _all_to_all(left: Left, outputs: Sequence[torch.Tensor], *rest: Any, **more: Any) -> None:
+    for output, values in zip(outputs, _received(left), strict=False):
+        if len(values) == output.numel():
+            write(output, values)
+
+
+def _all_to_all_single(left: Left, output: torch.Tensor, *rest: Any, **more: Any) -> None:
+    received = [number for values in _received(left) for number in values]
     if len(received) == output.numel():
         write(output, received)
 
@@ -214,5 +235,7 @@ _ARRIVALS: Mapping[str, Callable[..., None]] = {
     "scatter": _scatter,
     "reduce_scatter_tensor": _of_one(_write_own_sum),
     "reduce_scatter_tensor_coalesced": _of_each(_write_own_sum),
-    "all_to_all_single": _all_to_all,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
 }

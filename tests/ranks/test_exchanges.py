@@ -156,6 +156,24 @@ def test_ranks_that_run_together_have_each_others_values(together: Together) -> 
     assert "perhaps only because" not in done.stderr
 
 
+LISTED = """def row(*numbers): return torch.tensor(numbers, device='cuda')
+sent = [row(*[10 * rank + to] * (rank + to + 1)) for to in range(2)]
+received = [torch.empty_like(row(*range(rank + of + 1))) for of in range(2)]
+dist.all_to_all(received, sent)
+part, uneven = row(0), row(*range(rank + 1))
+dist.reduce_scatter(part, [row(rank), row(rank + 10)])
+dist.reduce_scatter(uneven, [row(rank), row(rank + 20, rank + 21)], dist.ReduceOp.MAX)
+print([each.tolist() for each in received], part.item(), uneven.tolist())
+"""
+
+
+def test_ranks_that_run_together_exchange_lists(together: Together) -> None:
+    """Rank a sends a + b + 1 times 10 a + b to rank b; the sums are 0 + 1 and 10 + 11."""
+    done = together(LISTED)
+
+    assert done.stdout == "[[0], [10, 10]] 1 [1]\n[[1, 1], [11, 11, 11]] 21 [21, 22]\n"
+
+
 def test_a_rank_that_ends_early_keeps_nobody_waiting(together: Together) -> None:
     done = together("for _ in range(1 + rank): dist.all_reduce(torch.ones(1))")
 
