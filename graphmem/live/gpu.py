@@ -184,7 +184,11 @@ class VirtualGpu:
             *resized_storages.replacements(session.recorder, session.saved.replaced),
             *pool_pointers.replacements(self._simulator, session.fake_mode),
             *surroundings.replacements(
-                session.recorder, session.reads.known, self.memory.devices, journal
+                session.recorder,
+                session.location,
+                session.reads.known,
+                self.memory.devices,
+                journal,
             ),
         ]
 

@@ -27,6 +27,7 @@ from graphmem import ranks
 from graphmem.live.messages import SentTensorError
 from graphmem.live.mode import LiveMode
 from graphmem.ranks.journal import Journal
+from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 from graphmem.values.known import KnownValues
 from graphmem.virtual_device.devices import Devices
@@ -36,7 +37,7 @@ _forking: list[bool] = []
 
 
 def replacements(
-    recorder: Recorder, known: KnownValues, devices: Devices, journal: Journal
+    recorder: Recorder, location: Location, known: KnownValues, devices: Devices, journal: Journal
 ) -> list[Replacement]:
     """The attributes to replace."""
     _watch_forks()
@@ -44,7 +45,7 @@ def replacements(
     if torch.distributed.is_available():
         found += [
             (sys, "excepthook", sys.excepthook),  # restored: a process group sets its own
-            *ranks.replacements(recorder, known, devices, journal),
+            *ranks.replacements(recorder, location, known, devices, journal),
         ]
     return found
 

@@ -16,6 +16,7 @@ from graphmem.ranks.journal import Journal
 from graphmem.ranks.mail import Mail
 from graphmem.ranks.messages import Messages
 from graphmem.ranks.unwaited import Unwaited
+from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 from graphmem.values.known import KnownValues
 from graphmem.virtual_device.devices import Devices
@@ -25,7 +26,7 @@ __all__ = ["groups_taken_down", "replacements"]
 
 
 def replacements(
-    recorder: Recorder, known: KnownValues, devices: Devices, journal: Journal
+    recorder: Recorder, location: Location, known: KnownValues, devices: Devices, journal: Journal
 ) -> list[Replacement]:
     """List the attributes of `torch.distributed` to replace while a program runs."""
     # a build without distributed lacks what they import
@@ -54,7 +55,7 @@ def replacements(
         *checkpoints.replacements(mail),
         *ddp.replacements(recorder),
         *dtensor.replacements(),
-        *fsdp1.replacements(recorder),
+        *fsdp1.replacements(recorder, location),
         *fsdp1_states.replacements(),
         *fsdp2.replacements(recorder),
         *noted.replacements(journal),

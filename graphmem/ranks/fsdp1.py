@@ -6,6 +6,8 @@
     module has run (`FlatParamHandle.unshard`, torch/distributed/fsdp/_flat_param.py).
 (3) In `no_sync` the flat parameter keeps its gradient, whole, after each backward pass
     (`_post_backward_hook`, torch/distributed/fsdp/_runtime_utils.py).
+(4) Else it keeps this rank's part of the sum, which no parameter has as its gradient before the
+    backward pass ends (`_saved_grad_shard`).
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from torch.distributed.fsdp import _init_utils, _runtime_utils, fully_sharded_da
 from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from graphmem.graph import OwnerKind
+from graphmem.trace.location import Location, below, without_wrappers
 from graphmem.trace.naming import name_together
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
 from graphmem.wording import GATHERED
 
 
-def replacements(recorder: Recorder) -> list[Replacement]:
+def replacements(recorder: Recorder, location: Location) -> list[Replacement]:
     """List the functions to replace."""
     init_handle: Callable[..., Any] = _init_utils._init_device_handle
     get_device: Callable[..., Any] = _init_utils._get_device_from_device_id
@@ -43,24 +46,25 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         (fully_sharded_data_parallel, "_init_device_handle", init_device_handle),
         (_init_utils, "_get_device_from_device_id", get_device_from_device_id),
         (_init_utils, "_get_compute_device", compute_device),
-        (FlatParamHandle, "_use_unsharded_flat_param", _naming_gathered(recorder)),
-        (_runtime_utils, "_post_backward_reshard", _naming_accumulated(recorder)),
+        (FlatParamHandle, "_use_unsharded_flat_param", _naming_gathered(recorder, location)),
+        (_runtime_utils, "_post_backward_reshard", _naming_accumulated(recorder, location)),
+        (_runtime_utils, "_post_reduce_grad_callback", _naming_reduced(recorder, location)),
     ]
 
 
-def _naming_gathered(recorder: Recorder) -> Callable[..., Any]:
+def _naming_gathered(recorder: Recorder, location: Location) -> Callable[..., Any]:
     """Clause (2): `_use_unsharded_flat_param`, which begins to use what was gathered."""
     use: Callable[..., Any] = FlatParamHandle._use_unsharded_flat_param
 
     def use_and_name(handle: Any, gathered: torch.Tensor) -> None:
         use(handle, gathered)
-        name = _name_of(recorder, handle.flat_param)
-        recorder.identify(gathered, OwnerKind.PARAMETER, f"{name} {GATHERED}")
+        name = f"{_whole(recorder, location, handle)} {GATHERED}"
+        recorder.identify(gathered, OwnerKind.PARAMETER, name)
 
     return use_and_name
 
 
-def _naming_accumulated(recorder: Recorder) -> Callable[..., Any]:
+def _naming_accumulated(recorder: Recorder, location: Location) -> Callable[..., Any]:
     """Clause (3): `_post_backward_reshard`, with which a module's backward pass ends."""
     reshard: Callable[..., Any] = _runtime_utils._post_backward_reshard
 
@@ -68,14 +72,33 @@ def _naming_accumulated(recorder: Recorder) -> Callable[..., Any]:
         reshard(state, handle, *unused)
         gradient = handle.flat_param.grad
         if gradient is not None and not state._sync_gradients:
-            name = f"{_name_of(recorder, handle.flat_param)}.grad (not reduced yet)"
+            name = f"{_whole(recorder, location, handle)}.grad (not reduced yet)"
             recorder.identify(gradient, OwnerKind.GRADIENT, name)
 
     return reshard_and_name
 
 
-def _name_of(recorder: Recorder, flat: Any) -> str:
-    return recorder.identity_of(flat._local_shard) or name_together(flat._fqns)
+def _naming_reduced(recorder: Recorder, location: Location) -> Callable[..., Any]:
+    """Clause (4): `_post_reduce_grad_callback`, which is given that part."""
+    callback: Callable[..., Any] = _runtime_utils._post_reduce_grad_callback
+
+    def name_and_call(state: Any, handle: Any, gradient: torch.Tensor) -> None:
+        shard = recorder.identity_of(handle.flat_param._local_shard)
+        name = f"{shard or _whole(recorder, location, handle)}.grad"
+        recorder.identify(gradient, OwnerKind.GRADIENT, name)
+        callback(state, handle, gradient)
+
+    return name_and_call
+
+
+def _whole(recorder: Recorder, location: Location, handle: Any) -> str:
+    """The name of a flat parameter, of which the rank's shard may hold but some."""
+    shard = recorder.identity_of(handle.flat_param._local_shard)
+    if shard is not None and not handle._use_orig_params:
+        return shard
+    module = location.name_of(handle._fully_sharded_module)
+    names = [below(module, without_wrappers(each)) for each in handle.flat_param._fqns]
+    return name_together(names)
 
 
 class _Named:

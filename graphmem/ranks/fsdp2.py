@@ -36,17 +36,17 @@ def replacements(recorder: Recorder) -> list[Replacement]:
     def gather_and_name(parameters: Sequence[Any], *args: Any, **options: Any) -> Any:
         gathered = gather(parameters, *args, **options)
         if gathered is not None:
-            name = f"all-gather buffer of {module_together(_names_of(parameters))}"
+            name = f"all-gather buffer of {module_together(_names_of(recorder, parameters))}"
             recorder.identify(gathered.all_gather_output, OwnerKind.COMMUNICATION, name)
         return gathered
 
     def reduce_and_name(parameters: Sequence[Any], *args: Any, **options: Any) -> Any:
         reduced = reduce(parameters, *args, **options)
-        name = f"reduce-scatter buffer of {module_together(_names_of(parameters))}"
+        name = f"reduce-scatter buffer of {module_together(_names_of(recorder, parameters))}"
         recorder.identify(reduced[0], OwnerKind.COMMUNICATION, name)
         for each in parameters:
             if each.sharded_param.grad is not None:
-                name = f"{name_together(_names_of(parameters))}.grad"
+                name = f"{name_together(_names_of(recorder, parameters))}.grad"
                 recorder.identify(each.sharded_param.grad, OwnerKind.GRADIENT, name)
         return reduced
 
@@ -54,7 +54,7 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         unshard(parameter)
         for gathered in parameter.all_gather_outputs:
             if gathered.untyped_storage().nbytes():
-                name = f"{parameter._param_fqn} {GATHERED}"
+                name = f"{_names_of(recorder, [parameter])[0]} {GATHERED}"
                 recorder.identify(gathered, OwnerKind.PARAMETER, name)
 
     return [
@@ -80,7 +80,7 @@ def _naming_accumulated(recorder: Recorder) -> Call:
             if gradient is None and hasattr(parameter, "_unsharded_param"):
                 gradient = parameter._unsharded_param.grad
             if gradient is not None:
-                name = f"{_names_of([parameter])[0]}.grad (not reduced yet)"
+                name = f"{_names_of(recorder, [parameter])[0]}.grad (not reduced yet)"
                 recorder.identify(gradient, OwnerKind.GRADIENT, name)
 
     return finish_and_name
@@ -105,5 +105,11 @@ def _resetting_once(recorder: Recorder) -> Call:
     return reset_if_replaced
 
 
-def _names_of(parameters: Sequence[Any]) -> list[str]:
-    return [each._param_fqn or each._module_info.param_name for each in parameters]
+def _names_of(recorder: Recorder, parameters: Sequence[Any]) -> list[str]:
+    """Names of parameters: those of their shards, unless a program's model is not known yet."""
+    return [
+        recorder.identity_of(each._sharded_param_data)
+        or each._param_fqn
+        or each._module_info.param_name
+        for each in parameters
+    ]

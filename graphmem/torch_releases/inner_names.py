@@ -278,7 +278,7 @@ INNER_NAMES = (
             ("_init_utils", "_init_device_handle _get_device_from_device_id _get_compute_device"),
             ("fully_sharded_data_parallel", "_init_device_handle"),
             ("_flat_param.FlatParamHandle", "_use_unsharded_flat_param"),
-            ("_runtime_utils", "_post_backward_reshard"),
+            ("_runtime_utils", "_post_backward_reshard _post_reduce_grad_callback"),
         )
     ),
     Names(

@@ -216,6 +216,11 @@ class Location:
         """Whether a module has a name."""
         return id(module) in self._names
 
+    def name_of(self, module: torch.nn.Module) -> str:
+        """The first name of a module; "" of one without a name."""
+        known = self._names.get(id(module))
+        return "" if known is None else known.name
+
     def know(self, root: torch.nn.Module, name: str = "") -> None:
         """Name every module below a root, one under two names by the first until it is called."""
         self._roots.append((name, weakref.ref(root)))

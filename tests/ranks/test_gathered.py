@@ -32,6 +32,25 @@ for place, layer in enumerate(layers):
 model = FullyShardedDataParallel(layers, device_id=0, use_orig_params=True)
 model(rows).sum().backward()
 """
+REDUCED = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+def block():
+    layers = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 1024))
+    return FullyShardedDataParallel(layers, device_id=0, use_orig_params={use_orig_params})
+def peak(gradient):
+    torch.empty(1 << 26, device="cuda")
+model = torch.nn.Sequential(block(), torch.nn.Identity(), block())
+model[1].register_forward_hook(lambda module, args, result: result.register_hook(peak) and None)
+model(rows).sum().backward()
+"""
+TWO_MODELS = """
+from torch.distributed.fsdp import fully_shard
+actor, critic = (torch.nn.Linear(1024, 1024).cuda() for _ in range(2))
+fully_shard(actor), fully_shard(critic)
+optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (actor, critic)]
+loss = (actor(rows) + critic(rows)).sum()
+torch.empty(1 << 26, device="cuda")
+"""
 ACCUMULATED = """
 from torch.distributed.fsdp import FullyShardedDataParallel
 model = FullyShardedDataParallel(model, device_id=0, use_orig_params={use_orig_params})
@@ -191,6 +210,29 @@ def test_the_flat_parameter_that_fsdp1_gathers_is_a_parameter(
         "weight (all-gathered)" in each or "_flat_param (all-gathered)" in each
         for each in reasons(held, "parameter")
     )
+
+
+@pytest.mark.parametrize(
+    ("use_orig_params", "whole", "shard"),
+    [(False, "{}._flat_param", "{}._flat_param"), (True, "{}.*", "{}.0.*")],
+)
+def test_fsdp1_has_names_for_what_a_shard_is_part_of(
+    at_peak: Report, use_orig_params: bool, whole: str, shard: str
+) -> None:
+    """The first of two ranks has the first half of each block, which is its first layer."""
+    held = at_peak(REDUCED.format(use_orig_params=use_orig_params))
+
+    gathered = f"the parameter {whole.format(0)} (all-gathered)"
+    reduced = f"{shard.format(2)}.grad, the gradient that the optimizer reads"
+    assert any(each.startswith(gathered) for each in reasons(held, "parameter"))
+    assert reasons(held, "gradient") == {reduced}
+
+
+def test_fsdp2_tells_two_models_apart(at_peak: Report) -> None:
+    names = " ".join(reasons(at_peak(TWO_MODELS), "parameter"))
+
+    assert "actor.weight (all-gathered)" in names
+    assert "critic.weight (all-gathered)" in names
 
 
 def test_what_is_gathered_again_has_its_type(at_peak: Report) -> None:

@@ -189,11 +189,12 @@ class _RankTracer(_Tracer):
 
     @contextmanager
     def _device_context(self, belongings: Belongings) -> Iterator[None]:
-        recorder, known = self._recorder, self._session.reads.known
+        session, recorder = self._session, self._recorder
+        known = session.reads.known
         journal = Journal(known, lambda: None, lambda: False)
         replacements = [
-            *ranks.replacements(recorder, known, Devices(), journal),
-            *resized_storages.replacements(recorder, self._session.saved.replaced),
+            *ranks.replacements(recorder, session.location, known, Devices(), journal),
+            *resized_storages.replacements(recorder, session.saved.replaced),
         ]
         with (
             super()._device_context(belongings),
