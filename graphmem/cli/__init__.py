@@ -32,8 +32,7 @@ from graphmem.cli.plan import plan
 from graphmem.cli.published import published
 from graphmem.cli.recorded import Command
 from graphmem.cli.render import render
-from graphmem.cli.run import CONTEXT_SETTINGS as RUN_SETTINGS
-from graphmem.cli.run import run
+from graphmem.cli.run import RunCommand, run
 from graphmem.cli.signals import orderly_interruption, orderly_termination
 from graphmem.cli.verify import verify
 from graphmem.cli.watch import watch
@@ -86,7 +85,7 @@ class _Program(typer.core.TyperGroup):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    settings = Settings()
+    settings = Settings(ends_process=argv is None)
     open_missing_streams()
     with orderly_interruption(), orderly_termination():
         exit_code = guarded(partial(_run, arguments, settings), settings)
@@ -120,8 +119,9 @@ def build_program() -> typer.core.TyperGroup:
     app.callback()(_global_options)
     for panel, commands in COMMANDS.items():
         for command in commands:
-            of_run = {"context_settings": RUN_SETTINGS} if command is run else {"cls": Command}
-            app.command(rich_help_panel=panel, **of_run)(command)
+            app.command(rich_help_panel=panel, cls=RunCommand if command is run else Command)(
+                command
+            )
     for command in _FOR_PROGRAMS:
         app.command(hidden=True, cls=Command)(command)
     program = typer.main.get_command(app)

@@ -32,9 +32,15 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass
 class Settings:
-    """Settings that apply to every command."""
+    """Settings that apply to every command.
+
+    Attributes:
+        debug: whether errors show the whole traceback.
+        ends_process: whether the process ends with the command.
+    """
 
     debug: bool = False
+    ends_process: bool = False
 
 
 def guarded(run: Callable[[], object], settings: Settings) -> int:

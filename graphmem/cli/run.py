@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,17 +19,31 @@ from graphmem.cli.output import hint_at_cards, keep, write_text
 from graphmem.cli.run_ranks import run_ranks, variables
 from graphmem.gpus import AssumedCard
 from graphmem.live.launchers import refuse_launcher
+from graphmem.own_process import script_process, without_collector
 from graphmem.plain_text import Console, plain_text, width_for
 
 if TYPE_CHECKING:
+    from graphmem.cli.errors import Settings
     from graphmem.live.running import Ending
     from graphmem.live.script import Program
     from graphmem.report import Report
 
-CONTEXT_SETTINGS = {"allow_interspersed_args": False}
-"""Arguments after the script belong to the script."""
-
 _OWN_OPTIONS = ("--gpu", "--assume", "--max-steps", "--html", "--save", "--brief", "--verbose")
+
+
+class RunCommand(typer.core.TyperCommand):
+    """A command whose process is a script's while that runs.
+
+    Attributes:
+        allow_interspersed_args: false, as arguments after the script belong to the script.
+    """
+
+    allow_interspersed_args = False
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it."""
+        with without_collector():
+            return super().invoke(ctx)
 
 
 def run(
@@ -144,7 +159,7 @@ def run(
     from graphmem.live.running import run as run_program
 
     tell = _teller()
-    to_run = _program(script, arguments or (), max_steps, is_module=is_module)
+    to_run = _program(script, arguments or (), max_steps, context.obj, is_module=is_module)
     with worlds[0].launched(variables(again, program)) if worlds else nullcontext():
         device = VirtualGpu(
             gpu,
@@ -158,7 +173,8 @@ def run(
             tell=tell,
             name=" ".join(["-m", script] if is_module else [script]),
         )
-        with redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):  # a script may replace them
+        streams = redirect_stdout(sys.stdout), redirect_stderr(sys.stderr)
+        with script_process(), streams[0], streams[1]:  # a script may replace the streams
             ending = run_program(to_run, device, timeout)
     _tell_ending(ending, script, _misplaced(script, arguments or (), context), tell)
     analysis = device.analysis(shlex.join(arguments or ()))
@@ -169,14 +185,22 @@ def run(
 
 
 def _program(
-    script: str, arguments: Sequence[str], max_steps: int | None, *, is_module: bool
+    script: str,
+    arguments: Sequence[str],
+    max_steps: int | None,
+    settings: Settings,
+    *,
+    is_module: bool,
 ) -> Program:
     from graphmem.live.script import UserProgram
     from graphmem.live.target import STEPS, TargetProgram, is_target
 
     if not is_module and is_target(script):
         return TargetProgram(script, tuple(arguments), max_steps or STEPS)
-    return UserProgram(script, is_module, arguments)
+    program = UserProgram(script, is_module, arguments)
+    if settings.ends_process:
+        atexit.register(program.clear)  # before the program's own, so that it comes after them
+    return program
 
 
 def _teller() -> Callable[[str], None]:

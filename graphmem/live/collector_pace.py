@@ -32,6 +32,10 @@ _OF_A_TENSOR = 6
 _NEVER = 2**31 - 1
 
 
+def _old_objects() -> int:
+    return len(gc.get_objects()) + gc.get_freeze_count()
+
+
 class _OldObjects:
     """Whether the program's objects that survived call for a look at all of them (clause 3)."""
 
@@ -79,7 +83,7 @@ class CollectorPace:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Keep the pace while the context is open; the program sees its own counts."""
-        self._thresholds, self._old = _get_threshold(), _OldObjects(len(gc.get_objects()))
+        self._thresholds, self._old = _get_threshold(), _OldObjects(_old_objects())
         own = [(gc, each.__name__, each) for each in (self.get_count, self.get_threshold)]
         gc.callbacks.append(self._collected)
         try:

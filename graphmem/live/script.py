@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Protocol
@@ -55,11 +56,13 @@ class UserProgram:
         name: the path of a script, or the name of a module.
         is_module: whether it is a module.
         arguments: `sys.argv[1:]`.
+        names: the globals of `__main__`, once it runs.
     """
 
     name: str
     is_module: bool
     arguments: Sequence[str]
+    names: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, device: ProgramDevice) -> None:
         """Run it as `__main__`, with `sys.argv` and `sys.path[0]` as Python sets them.
@@ -74,11 +77,26 @@ class UserProgram:
             code, module = self._load_module() if self.is_module else _load_script(self.name)
             sys.argv = [str(module.__file__), *self.arguments]
             sys.modules["__main__"] = module
+            self.names.append(module.__dict__)
             try:
                 with device.threads.running():
                     exec(code, module.__dict__)
             finally:
                 device.finish()
+
+    def clear(self) -> None:
+        """Clear its globals, as Python does after the functions of `atexit`, without waiting.
+
+        Files that it left open are written then. Private names come first, and a thread that still
+        needs one ends silently, as it would with Python (`_PyModule_ClearDict` in CPython's
+        Objects/moduleobject.c).
+        """
+        threading.excepthook = lambda failure: None
+        for names in self.names:
+            private = [each for each in names if each[:1] == "_" != each[1:2]]
+            for name in [*private, *names]:
+                if name != "__builtins__":
+                    names[name] = None
 
     def _load_module(self) -> tuple[CodeType, ModuleType]:
         _put_first(Path.cwd())

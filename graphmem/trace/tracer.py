@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +17,7 @@ from graphmem.data_stack import with_room
 from graphmem.frames import acts_for_the_program
 from graphmem.gpus import Gpu
 from graphmem.graph import OwnerKind, StepGraph
+from graphmem.own_process import without_collector
 from graphmem.retention import kept_of
 from graphmem.trace.addresses import far_from_others, of_tensors
 from graphmem.trace.holders import holders_of
@@ -134,7 +134,7 @@ class _Tracer:
     def run(self, build: Callable[[], TrainingStep]) -> StepGraph:
         caller = sys._getframe()
         with (
-            _without_collector(),
+            without_collector(),  # it would free tensors at moments that depend on graphmem
             put_back(all_values=True) as belongings,
             of_a_new_program(),
             self._session.watching(self._device_context(belongings), caller),
@@ -234,15 +234,3 @@ class _Tracer:
         kept = kept_of(alive, starts, range(len(starts) - 1))
         saved, location = self._session.saved, self._session.location
         graph.retained = holders_of(kept, self._recorder, saved, location) if kept else {}
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Keep Python's cycle collector from freeing tensors at moments that depend on graphmem."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
