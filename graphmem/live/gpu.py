@@ -232,6 +232,7 @@ class VirtualGpu:
             self._session.reads.name_unused()
             self._session.collector.finish()
             self._session.recorder.finish()
+            self._session.references.finish()
 
     @property
     def runtime(self) -> Runtime:

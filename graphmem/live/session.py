@@ -9,7 +9,9 @@
     last optimizer step are its forward pass.
 (4) A module called without gradients begins an evaluation, which ends when training resumes. A
     backward pass within such a call, as from an energy to its forces, is part of the evaluation.
-    A model that no optimizer trains, called so in a forward pass, as a teacher, is part of that.
+    Called so in a forward pass, a model that no optimizer trains, such as a teacher, is part of
+    that; so is one in training mode, such as a policy without its adapters. Before a forward pass,
+    the former may be (`graphmem/live/reference_models.py`).
 (5) Without an optimizer or a backward pass, each forward pass counts as a step.
 (6) Before the first operation on the card, a module that is called begins nothing: it runs on the
     CPU, as a detector does that measures its strides when it is built. Nor does a backward pass
@@ -31,6 +33,7 @@ from graphmem.live.built_models import BuiltModels
 from graphmem.live.collector_watch import CollectorWatch
 from graphmem.live.mode import LiveMode
 from graphmem.live.observer import Observer
+from graphmem.live.reference_models import ReferenceModels
 from graphmem.live.root_names import RootNames
 from graphmem.online.online_simulator import OnlineSimulator
 from graphmem.online.session import FollowedSession
@@ -61,6 +64,7 @@ class LiveSession(FollowedSession):
         observer: samples the device when iterations begin.
         collector: notes when Python's cycle collector runs.
         built: names models that are never called.
+        references: finds the models that forward passes read.
         enough: what stopped the program after the requested iterations; it may still clean up.
     """
 
@@ -98,6 +102,7 @@ class LiveSession(FollowedSession):
         self.observer = Observer(self.simulator, self.saved, self.location, tell)
         self.collector = CollectorWatch(recorder)
         self.built = BuiltModels(recorder)
+        self.references = ReferenceModels(recorder.graph)
         self.location.whole = self.built.whole
         self._max_steps = max_steps
         self.enough: EnoughSteps | None = None
@@ -147,17 +152,20 @@ class LiveSession(FollowedSession):
         phase = self.recorder.graph.phases[-1].name
         if not torch.is_grad_enabled():
             self._name_once(module)
-            if phase is not PhaseName.EVALUATION and not self._is_beside(module, phase):
+            is_trained = self._root_names.is_trained(module)
+            is_amid = self._is_amid(phase) and (module.training or not is_trained)
+            if phase is not PhaseName.EVALUATION and not is_amid:
                 self.recorder.phases.enter_evaluation()
+            self.references.called(is_trained=is_trained)
         elif self._is_complete:
             self._begin_iteration()
             self.recorder.phases.begin_iteration(self.recorder.phases.step + 1)
         elif phase is not PhaseName.FORWARD:
             self.recorder.phases.enter_forward()
 
-    def _is_beside(self, module: torch.nn.Module, phase: PhaseName) -> bool:
-        is_in_forward = phase is PhaseName.FORWARD and not self._is_complete
-        return is_in_forward and bool(self._made) and not self._root_names.is_trained(module)
+    def _is_amid(self, phase: PhaseName) -> bool:
+        """Whether a forward pass has begun that is to be trained."""
+        return phase is PhaseName.FORWARD and not self._is_complete and bool(self._made)
 
     def _name_once(self, module: torch.nn.Module) -> None:
         """Name a model that may never train: what holds it may have returned at the end."""
