@@ -173,9 +173,8 @@ def run(
             tell=tell,
             name=" ".join(["-m", script] if is_module else [script]),
         )
-        streams = redirect_stdout(sys.stdout), redirect_stderr(sys.stderr)
-        with script_process(), streams[0], streams[1]:  # a script may replace the streams
-            ending = run_program(to_run, device, timeout)
+        with script_process(), redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):
+            ending = run_program(to_run, device, timeout)  # a script may replace the streams
     _tell_ending(ending, script, _misplaced(script, arguments or (), context), tell)
     analysis = device.analysis(shlex.join(arguments or ()))
     keep(analysis, html, save, tell, with_source=not no_source)
