@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
+from graphmem.forward_passes import fullest_forward
 from graphmem.graph import AutocastState, Op, OwnerKind, PhaseName, StepGraph, Storage
 from graphmem.nodes import Node, Users
 from graphmem.pipeline import Annotations, Pass
@@ -68,7 +69,9 @@ class Cast:
 
 @dataclass(frozen=True)
 class AutocastFindings:
-    """Policies and casts; the sums are over the last forward phase that has casts.
+    """Policies and casts; the sums are over the fullest forward phase (graphmem/forward_passes.py).
+
+    If it has no casts, over the last forward phase that has.
 
     Attributes:
         policies: one for each operation, by its index.
@@ -101,20 +104,22 @@ def find_autocast(graph: StepGraph, runtime: Runtime, annotations: Annotations) 
     made = [op for op in graph.ops if _is_cast(op)]
     users = graph.nodes.users() if made else {}
     casts = tuple(_cast(op, graph, users) for op in made)
-    last = _last_phase_with(casts, graph)
-    of_last = [cast for cast in casts if graph.ops[cast.op].phase == last]
+    phase = _phase_with(casts, graph)
+    of_phase = [cast for cast in casts if graph.ops[cast.op].phase == phase]
     return AutocastFindings(
         policies=_policies(graph, casts),
         casts=casts,
-        saved_bytes=_saved_bytes(graph, last, {cast.storage for cast in casts}),
-        cast_bytes=sum(cast.nbytes for cast in of_last if cast.weight is None),
+        saved_bytes=_saved_bytes(graph, phase, {cast.storage for cast in casts}),
+        cast_bytes=sum(cast.nbytes for cast in of_phase if cast.weight is None),
         cached_weight_bytes=_most_cached(casts, graph),
     )
 
 
-def _last_phase_with(casts: Iterable[Cast], graph: StepGraph) -> int | None:
-    """The last forward phase with a cast, or without one the last phase with a cast."""
+def _phase_with(casts: Iterable[Cast], graph: StepGraph) -> int | None:
+    """The fullest forward phase; without a cast there, the last one, or phase, that has some."""
     phases = {graph.ops[cast.op].phase for cast in casts}
+    if (fullest := fullest_forward(graph)) in phases:
+        return fullest
     forwards = {phase for phase in phases if graph.phases[phase].name is PhaseName.FORWARD}
     return max(forwards or phases, default=None)
 

@@ -1,8 +1,8 @@
 """The memory that checkpointing each module would save, and the operations it would recompute.
 
 `torch.utils.checkpoint` keeps a module's inputs instead of what autograd saves within it, and runs
-the module's forward pass again when the backward pass reaches it. Clauses, at the end of the last
-forward pass:
+the module's forward pass again when the backward pass reaches it. Clauses, at the end of the
+fullest forward pass (graphmem/forward_passes.py):
   (1) a storage is *dropped* when the module's operations allocated it and only autograd holds it,
       for operations of the module;
   (2) an input of the module is *newly kept* when nothing held it;
@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphmem.annotations import SAVED_TENSORS
-from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
+from graphmem.forward_passes import fullest_forward
+from graphmem.graph import Op, StepGraph, TensorOut
 from graphmem.layer_ranges import fold, members
 from graphmem.nodes import Node, tensor_of
 from graphmem.pipeline import Annotations, Pass
@@ -76,15 +77,15 @@ def find_checkpointing(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> Checkpointing:
     """Find what checkpointing each module alone would save."""
-    forwards = [i for i, each in enumerate(graph.phases) if each.name is PhaseName.FORWARD]
-    if not forwards:
+    forward = fullest_forward(graph)
+    if forward is None:
         return Checkpointing(())
     inside = defaultdict[str, list[Op]](list)
     for op in graph.ops:
-        if op.phase == forwards[-1]:
+        if op.phase == forward:
             for module in _with_ancestors(op.module):
                 inside[module].append(op)
-    tick = graph.phases[forwards[-1]].end
+    tick = graph.phases[forward].end
     saved: SavedTensors = annotations.of(SAVED_TENSORS)
     found = (
         _checkpointed(module, ops, graph, saved, tick)

@@ -2,7 +2,8 @@
 
 A layer here is a module that runs operations itself. It is frozen if it has parameters of its own
 and none of them trains; without any, if the layer with parameters that ran last before it is
-frozen, as an activation between two frozen layers. Clauses, for the last forward pass:
+frozen, as an activation between two frozen layers. Clauses, for the fullest forward pass
+(graphmem/forward_passes.py):
   (1) an operation without an autograd node has nothing upstream that trains: nothing is saved;
   (2) for an operation with a node, the tensors that only formulas of unwanted gradients need are
       *pruned*: a frozen linear layer passes a gradient on with its weight alone; the gradient of a
@@ -24,7 +25,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphmem.annotations import SAVED_TENSORS
-from graphmem.graph import AutogradNode, Op, OwnerKind, PhaseName, StepGraph, TensorOut
+from graphmem.forward_passes import fullest_forward
+from graphmem.graph import AutogradNode, Op, OwnerKind, StepGraph, TensorOut
 from graphmem.layer_ranges import fold, members
 from graphmem.nodes import Node, tensor_of
 from graphmem.pipeline import Annotations, Pass
@@ -91,22 +93,22 @@ def find_frozen_layers(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> FrozenLayers:
     """Find every frozen layer."""
-    forwards = [i for i, each in enumerate(graph.phases) if each.name is PhaseName.FORWARD]
-    if not forwards or all(graph.parameters.values()):
+    forward = fullest_forward(graph)
+    if forward is None or all(graph.parameters.values()):
         return FrozenLayers(())
     own = defaultdict[str, list[str]](list)
     for name in (*graph.parameters, *graph.tied):
         own[name.rpartition(".")[0]].append(name)
     ops = defaultdict[str, list[Op]](list)
     is_frozen = False
-    for op in _with_gradients(graph, [op for op in graph.ops if op.phase == forwards[-1]]):
+    for op in _with_gradients(graph, [op for op in graph.ops if op.phase == forward]):
         if not op.module:
             continue
         if own[op.module]:
             is_frozen = not any(_trains(graph, name) for name in own[op.module])
         if is_frozen:
             ops[op.module].append(op)
-    tick = graph.phases[forwards[-1]].end
+    tick = graph.phases[forward].end
     search = _Search(graph, annotations.of(SAVED_TENSORS), tick)
     return FrozenLayers(
         tuple(search.layer(module, tuple(own[module]), found) for module, found in ops.items())

@@ -1,6 +1,6 @@
 """What activation functions keep for their derivatives, at what cost, and the saving of a swap.
 
-Clauses, at the end of the last forward pass:
+Clauses, at the end of the fullest forward pass (graphmem/forward_passes.py):
   (1) an activation's derivative is *written in its output* if its formula in derivatives.yaml needs
       `result`, and *in its input* if it needs `self`; some in-place operators differ from their
       out-of-place forms (`leaky_relu_`);
@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphmem.annotations import SAVED_TENSORS
-from graphmem.graph import Op, PhaseName, Source, StepGraph
+from graphmem.forward_passes import fullest_forward
+from graphmem.graph import Op, Source, StepGraph
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 from graphmem.units import counted, format_bytes
@@ -36,7 +37,7 @@ ACTIVATIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """One activation of the last forward pass.
+    """One activation of the fullest forward pass.
 
     Attributes:
         op: index of its operation.
@@ -79,18 +80,18 @@ class OutputReuse:
 
 
 def find_output_reuse(graph: StepGraph, runtime: Runtime, annotations: Annotations) -> OutputReuse:
-    """Find every activation that autograd differentiates in the last forward pass."""
+    """Find every activation that autograd differentiates in the fullest forward pass."""
     saved: SavedTensors = annotations.of(SAVED_TENSORS)
-    forwards = [i for i, each in enumerate(graph.phases) if each.name is PhaseName.FORWARD]
-    if not forwards:
+    forward = fullest_forward(graph)
+    if forward is None:
         return OutputReuse(())
-    last, tick = forwards[-1], graph.phases[forwards[-1]].end
+    tick = graph.phases[forward].end
     by_op = {each.op: saved.by_node[each.number] for each in graph.autograd_nodes if each.saved}
     return OutputReuse(
         tuple(
             _activation(graph, op, by_op.get(op.index, ()), saved, tick)
             for op in graph.ops
-            if op.phase == last
+            if op.phase == forward
             and _name(op).rstrip("_") in ACTIVATIONS
             and (op.index in by_op or _name(op).endswith("_"))
         )

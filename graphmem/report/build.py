@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import UNSET
 
 from graphmem.annotations import UNMODELLED
+from graphmem.forward_passes import fullest_forward, saved_at
 from graphmem.gpus import label_of
 from graphmem.graph import (
     Category,
@@ -132,17 +133,11 @@ def _highest_of_parts(timeline: Timeline) -> list[int]:
 
 
 def saved_for_backward(graph: StepGraph) -> int:
-    """Requested bytes, except parameters, that autograd holds after the last forward phase."""
-    forwards = [phase for phase in graph.phases if phase.name is PhaseName.FORWARD]
-    if not forwards:
+    """Requested bytes, except parameters, that autograd holds after the fullest forward phase."""
+    forward = fullest_forward(graph)
+    if forward is None:
         return 0
-    tick = forwards[-1].end
-    return sum(
-        storage.nbytes
-        for storage in graph.storages
-        if not storage.owned_as(OwnerKind.PARAMETER)
-        and any(owner.kind is OwnerKind.SAVED_TENSOR for owner in storage.owners_at(tick))
-    )
+    return sum(storage.nbytes for storage in saved_at(graph.phases[forward].end, graph))
 
 
 def _runtime(runtime: Runtime) -> RuntimeInfo:

@@ -168,7 +168,7 @@ class OnCard(msgspec.Struct, frozen=True):
         did_without: how many workspaces of cuDNN's convolutions could not be allocated.
         late: the most bytes at a time that the program freed while another stream might still use
             them: a card that is slow to get there keeps them reserved.
-        grows_by: the bytes that leaks add in each iteration.
+        grows_by: the bytes that leaks add in each iteration, on average.
     """
 
     fits: bool
@@ -269,8 +269,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         options: what the target was traced or run with, except for the card; empty in reports of
             older versions.
-        saved_for_backward: bytes that autograd holds after the last step's last forward pass;
-            without parameters, with host tensors, each storage once.
+        saved_for_backward: bytes that autograd holds after the forward pass that leaves most, if
+            possible one with a backward pass; without parameters, with host tensors, each storage
+            once.
         operations: the number of operations in the step graph.
         memory: the allocator's state and the verdict; None in reports of older versions.
         findings: the passes' findings, by the name of each pass's annotation.

@@ -25,7 +25,8 @@ from typing import Literal, NamedTuple
 
 from graphmem import events
 from graphmem.events import LifeEvent
-from graphmem.graph import Category, OwnerKind, PhaseName, StepGraph, Storage
+from graphmem.forward_passes import fullest_forward, saved_at
+from graphmem.graph import Category, OwnerKind, StepGraph, Storage
 from graphmem.report.build import module_of
 
 Subject = Literal["peak", "saved", "steady", "parameters"]
@@ -264,15 +265,9 @@ def _alive(replayed: Sequence[LifeEvent]) -> list[Storage]:
 
 def _saved(graph: StepGraph) -> tuple[int, list[Storage]]:
     """Tick and storages of what the report counts as `saved_for_backward`."""
-    ends = [phase.end for phase in graph.phases if phase.name is PhaseName.FORWARD]
-    tick = ends[-1] if ends else graph.end
-    held = [
-        storage
-        for storage in graph.storages
-        if not storage.owned_as(OwnerKind.PARAMETER)
-        and any(owner.kind is OwnerKind.SAVED_TENSOR for owner in storage.owners_at(tick))
-    ]
-    return tick, held
+    forward = fullest_forward(graph)
+    tick = graph.end if forward is None else graph.phases[forward].end
+    return tick, saved_at(tick, graph)
 
 
 def _held(alive: Iterable[Storage], tick: int, graph: StepGraph) -> Iterator[HeldStorage]:
