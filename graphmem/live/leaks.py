@@ -2,8 +2,8 @@
 
 A storage counts if it is alive when another iteration begins at least two iterations after its own,
 from the second on: the first one creates the optimizer's state. Holders are searched while the
-program runs, because its variables are gone afterwards: in iterations that begin with more memory
-than the last two, ever more rarely.
+program runs, because its variables are gone afterwards: once the memory at the beginning of
+iterations has risen twice for good, in whichever of them, and ever more rarely.
 
 A program that goes on after what it kept was freed does not leak.
 
@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from graphmem.graph import StepGraph, Storage
 from graphmem.report.growth import FEWEST_IF_BRIEF, FEWEST_ITERATIONS, Leak, leaks_of, lines_on
 from graphmem.retention import Retention, kept_of
+
+_SETTLED = 2
+"""The first iteration that begins with all of the optimizer's state and the last one's results."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class LeakDetector:
         self._holders_of = holders_of
         self._block_bytes = block_bytes
         self._next_search = FEWEST_ITERATIONS + 2
+        self._lasting: list[int] = []  # what iterations began with, and none since with less
         self.starts: list[IterationStart] = []
         self.leaks: list[Leak] = []
 
@@ -62,6 +66,8 @@ class LeakDetector:
         """
         self.starts.append(start)
         self._forget_freed(alive)
+        if start.iteration >= _SETTLED:
+            self._note(start.allocated)
         if start.iteration >= self._next_search and self._has_grown():
             self._next_search = start.iteration * 3 // 2
             self._search(alive)
@@ -92,9 +98,13 @@ class LeakDetector:
                 leak for leak in self.leaks if any(each.id in held for each in leak.largest)
             ]
 
+    def _note(self, allocated: int) -> None:
+        while self._lasting and self._lasting[-1] >= allocated:
+            self._lasting.pop()
+        self._lasting.append(allocated)
+
     def _has_grown(self) -> bool:
-        before, last, now = (start.allocated for start in self.starts[-3:])
-        return before < last < now
+        return len(self._lasting) >= FEWEST_ITERATIONS
 
     def _search(self, alive: list[Storage], *, is_brief: bool = False) -> None:
         ticks = [start.tick for start in self.starts]

@@ -54,8 +54,8 @@ class Observer:
 
     @property
     def grows_by(self) -> int:
-        """The bytes that leaks add in each iteration."""
-        return sum(leak.bytes_each for leak in self._leaks.leaks)
+        """The bytes that leaks add in each iteration, on average."""
+        return sum(leak.grows_by for leak in self._leaks.leaks)
 
     def sections(self) -> dict[str, list[str]]:
         """The observations, as lines of the report by heading."""

@@ -34,6 +34,8 @@ class Leak:
         holder: None if no variable was found.
         bytes_each: allocated bytes kept of the newest iteration.
         iterations: how many iterations left something.
+        every: how many iterations pass from one of them to the next, on average: a validation
+            after each epoch keeps something of one in many.
         total: allocated bytes kept of all iterations.
         largest: the largest storages of the newest iteration.
         through_graph: whether autograd's graph holds some of it.
@@ -42,9 +44,15 @@ class Leak:
     holder: Referrer | None
     bytes_each: int
     iterations: int
+    every: float
     total: int
     largest: tuple[Storage, ...]
     through_graph: bool
+
+    @property
+    def grows_by(self) -> int:
+        """The bytes that an iteration adds, on average."""
+        return round(self.bytes_each / self.every)
 
 
 def with_growth(
@@ -60,7 +68,7 @@ def with_growth(
     leaks = leaks_of(
         graph, kept, graph.retained, lambda each: block_bytes.get(each.id, 0), is_brief=True
     )
-    grows_by = sum(leak.bytes_each for leak in leaks)
+    grows_by = sum(leak.grows_by for leak in leaks)
     on_card = replace(memory.on_card, grows_by=grows_by)
     return replace(memory, on_card=on_card), list(lines_on(leaks, graph))
 
@@ -117,12 +125,14 @@ def _leak(
     block_bytes: Callable[[Storage], int],
     through_graph: bool,
 ) -> Leak:
-    newest = max(kept[storage.id] for storage in storages)
+    keeping = {kept[storage.id] for storage in storages}
+    oldest, newest = min(keeping), max(keeping)
     of_newest = [storage for storage in storages if kept[storage.id] == newest]
     return Leak(
         holder,
         bytes_each=sum(map(block_bytes, of_newest)),
-        iterations=len({kept[storage.id] for storage in storages}),
+        iterations=len(keeping),
+        every=(newest - oldest) / (len(keeping) - 1),
         total=sum(map(block_bytes, storages)),
         largest=tuple(largest(of_newest, lambda storage: storage.nbytes, _LARGEST)),
         through_graph=through_graph,
@@ -133,15 +143,22 @@ def lines_on(leaks: Iterable[Leak], graph: StepGraph) -> Iterator[str]:
     """The report's lines on leaks."""
     for leak in leaks:
         holder = leak.holder or "nothing that has a name"
+        until = f"after {leak.iterations} iterations" if leak.every == 1 else "so far"
         yield (
-            f"{format_both(leak.bytes_each)} more every iteration, {format_both(leak.total)} after "
-            f"{leak.iterations} iterations: held by {holder}"
+            f"{format_both(leak.bytes_each)} more {_how_often(leak.every)}, "
+            f"{format_both(leak.total)} {until}: held by {holder}"
             f"{_GRAPH if leak.through_graph else ''}"
         )
         lines = (_line(storage, graph) for storage in leak.largest)
         yield from (f"  {line}" for line in most_common(lines, _LARGEST))
         if leak.iterations == FEWEST_IF_BRIEF:  # a buffer that is not full yet looks the same
             yield "  only more iterations can show whether it goes on"
+
+
+def _how_often(every: float) -> str:
+    if round(every) == 1:
+        return "every iteration" if every == 1 else "nearly every iteration"
+    return f"{'' if every.is_integer() else 'about '}every {round(every)} iterations"
 
 
 def _line(storage: Storage, graph: StepGraph) -> str:

@@ -27,3 +27,40 @@ def test_a_list_that_is_emptied_after_an_epoch_does_not_leak(is_emptied: bool) -
     assert report.ran is not None
     assert report.ran.grows_by == (0 if is_emptied else 64 * 256 * 4)
     assert any(each.found_by == GROWTH for each in report.findings) is not is_emptied
+
+
+def test_a_leak_of_every_fifth_iteration_says_so() -> None:
+    """A validation that keeps its output: a card of 16 GiB lasts five times as long."""
+    every, each = 5, 2048 * 256 * 4
+    with graphmem.virtual_gpu("t4") as gpu:
+        model = nn.Linear(256, 256, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters())
+        scores: list[torch.Tensor] = []
+        for iteration in range(4 * every + 1):
+            model(torch.ones(64, 256, device="cuda")).sum().backward()
+            optimizer.step()
+            if iteration % every == 0:
+                scores.append(model(torch.ones(2048, 256, device="cuda")).detach())
+    report = gpu.report()
+    assert report.ran is not None
+    assert report.ran.grows_by == round(each / every)
+    (leak, *_) = (line for it in report.findings if it.found_by == GROWTH for line in it.lines)
+    assert leak.startswith(f"2.0 MiB ({each:,} bytes) more every 5 iterations, ")
+    assert " so far: held by `scores` " in leak
+
+
+def test_a_leak_of_one_of_two_optimizers_is_found() -> None:
+    """Each of a GAN's optimizers has iterations of its own, and only one of them leaks."""
+    with graphmem.virtual_gpu("t4") as gpu:
+        nets = [nn.Linear(256, 256, device="cuda") for _ in range(2)]
+        optimizers = [torch.optim.SGD(net.parameters()) for net in nets]
+        outputs: list[list[torch.Tensor]] = [[], []]
+        for _ in range(8):
+            for net, optimizer, kept in zip(nets, optimizers, outputs, strict=True):
+                output = net(torch.ones(64, 256, device="cuda"))
+                output.sum().backward()
+                optimizer.step()
+                if net is nets[0]:
+                    kept.append(output.detach())
+    found = [line for it in gpu.report().findings if it.found_by == GROWTH for line in it.lines]
+    assert any("more every 2 iterations" in line and "`outputs`" in line for line in found)
