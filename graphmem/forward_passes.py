@@ -12,6 +12,9 @@ from itertools import accumulate
 
 from graphmem.graph import OwnerKind, PhaseName, StepGraph, Storage
 
+MODEL = "model"
+"""The mark at which the model has returned, and a loss outside of it begins."""
+
 
 def fullest_forward(graph: StepGraph) -> int | None:
     """The forward phase at whose end autograd holds most, the last of equals; None without any.

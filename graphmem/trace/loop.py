@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from graphmem.forward_passes import MODEL
 from graphmem.frames import acts_for_the_program
 from graphmem.graph import Source
 from graphmem.trace.closed_over import ClosedOver
@@ -167,11 +168,17 @@ class TrainingLoop:
         inputs = [self._next_inputs()]  # popped, so that no variable of this loop keeps them
         with self._closed_over.moved(self._to_device), self._offloading(), self._autocast():
             if self._step.keep_output:
-                self.output = call(self._model, inputs.pop())
+                self.output = self._output(inputs)
                 loss = loss_of(self.output)
             else:
-                loss = loss_of(call(self._model, inputs.pop()))
+                loss = loss_of(self._output(inputs))
         self.loss = loss if self._step.accumulate == 1 else loss / self._step.accumulate
+
+    @acts_for_the_program
+    def _output(self, inputs: list[Any]) -> Any:
+        output = call(self._model, inputs.pop())
+        self._mark(MODEL)
+        return output
 
     def _backward(self) -> None:
         assert self.loss is not None

@@ -193,3 +193,46 @@ def test_shards_are_those_of_a_real_fully_shard(shape: tuple[int, ...]) -> None:
         padded = parameter.padded_sharded_param_size.numel()
 
     assert padded == share_rows(shape, ranks)
+
+
+class WithHead(nn.Module):
+    """Two blocks, a root with a stem and a head, and a loss in the model or outside."""
+
+    def __init__(self, *, loss_within: bool) -> None:
+        super().__init__()
+        self.stem = nn.Linear(256, 256, bias=False)
+        self.blocks = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(2))
+        self.head = nn.Linear(256, 8192, bias=False)
+        self.loss_within = loss_within
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(x)
+        return _loss_of(logits) if self.loss_within else logits
+
+
+def _loss_of(logits: torch.Tensor) -> torch.Tensor:
+    return -logits.log_softmax(-1).mean()  # its peak is in the backward pass
+
+
+@pytest.mark.parametrize("loss_within", [True, False])
+def test_the_roots_backward_pass_prefetches_the_last_block(loss_within: bool) -> None:
+    """`FSDPState._pre_backward` runs on the gradient of what the root returns (_fsdp_state.py).
+
+    So the last block's flat buffer is there at the peak, in the loss's backward pass, if the loss
+    is the root's; else it comes later.
+    """
+
+    def build() -> TrainingStep:
+        model = WithHead(loss_within=loss_within)
+        loss = None if loss_within else _loss_of
+        return TrainingStep(model=model, inputs=(torch.randn(1024, 256),), loss=loss)
+
+    found = planner(build, steps=2).plan(Layout(data=4, sharding=Sharding.FSDP))[0].timeline
+
+    root, block = (8192 + 256) * 256 * 4, 256 * 256 * 4
+    backward_of_step_1 = 5  # setup, forward, backward, optimizer, forward, backward
+    assert found.at[0] == backward_of_step_1
+    assert found.at_peak["communication"] == root + block * loss_within

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphmem.events import Birth, LifeEvent
+from graphmem.forward_passes import MODEL
 from graphmem.graph import Op, PhaseName, StepGraph, Storage
 from graphmem.kernel_program import Program
 from graphmem.parallel.messages import SeveralForwardPassesError
@@ -79,6 +80,32 @@ class TracedPhases:
         while self.phases[index].start == self.phases[index].end:
             index -= 1
         return index
+
+    @cached_property
+    def models(self) -> dict[int, tuple[int, int]]:
+        """By phase, the range of events in which the model runs, without a loss outside of it.
+
+        A loop of the user's own does not tell where its model ends: then it is the whole phase.
+        """
+        found = {i: (each.start, each.end) for i, each in enumerate(self.phases)}
+        ends = {
+            i: mark.tick
+            for mark in self.graph.marks
+            if mark.name == MODEL
+            for i, phase in enumerate(self.graph.phases)
+            if phase.start <= mark.tick <= phase.end
+        }
+        for i, tick in ends.items():
+            found[i] = found[i][0], self.event_after(tick)
+        differentiated = set[int]()
+        for op in self.graph.ops:
+            forward = None if op.forward is None else self.graph.ops[op.forward]
+            if forward is None or op.phase in differentiated or forward.phase not in ends:
+                continue
+            if forward.tick < ends[forward.phase]:
+                differentiated.add(op.phase)
+                found[op.phase] = self.event_of(op), found[op.phase][1]
+        return found
 
     @cached_property
     def by_phase(self) -> dict[tuple[int, PhaseName], int]:

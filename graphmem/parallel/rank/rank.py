@@ -169,6 +169,13 @@ class Rank:
         found = self._unit_spans.get((each.traced, unit))
         return found if found is not None and part[0] <= found[0] < part[1] else None
 
+    def model_span(self, slot: int) -> tuple[int, int]:
+        """The range of a slot's events in which the model runs, without a loss outside of it."""
+        part = self.span(slot, "")
+        assert part is not None
+        start, end = self.traced.models[self.slots[slot].traced]
+        return max(part[0], start), min(part[1], end)
+
     def unit_of(self, name: str) -> str:
         """The innermost wrapped module around a module or parameter; "" for the root."""
         return next(reversed(self._units_around(name)), "")

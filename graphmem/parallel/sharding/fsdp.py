@@ -11,7 +11,8 @@ Clauses:
       (`foreach_all_gather`, `foreach_all_gather_copy_out`). In the forward pass the flat buffer
       stays until the next unit has been copied out (`AllGatherState`), the last one until the
       root's forward pass ends; in the backward pass it is freed at once, and the next unit's is
-      allocated before this unit's gradients are computed (`_backward_prefetch`);
+      allocated before this unit's gradients are computed (`_backward_prefetch`), the last block's
+      when the gradient of the root's output is known, so before that of a loss within the model;
   (3) after its forward pass a unit's gathered parameters are freed, with `reshard_after_forward`;
       those of the root stay (`fully_shard`: "False for the root"); after the unit's backward pass
       they are always freed;
@@ -138,13 +139,15 @@ class _FullySharded:
         found = []
         for unit in self._units:
             span = self._rank.span(slot, unit.name)
+            if unit.name == ROOT:
+                span = self._rank.model_span(slot)
             if span is not None:
                 found.append((unit, (slot, span[0] - 0.5), (slot, span[1] - 0.2)))
         return sorted(found, key=lambda item: (item[1], item[0].name != ROOT))
 
     def _forward(self, slot: int) -> Iterator[Allocation]:
         spans = self._spans(slot)
-        root_ends = max((end for _, _, end in spans), default=(slot, 0.0))
+        root_ends = slot, self._rank.model_span(slot)[1] - 0.2
         for i, (unit, begins, ends) in enumerate(spans):
             is_last = i + 1 == len(spans)
             freed = root_ends if is_last else _later(spans[i + 1][1], 0.02)
@@ -171,13 +174,14 @@ class _FullySharded:
 
     def _backward(self, slot: int) -> Iterator[Allocation]:
         spans = self._spans(slot)
-        spans.sort(key=lambda item: item[2])
-        root_ends = max((end for _, _, end in spans), default=(slot, 0.0))
         for i, (unit, begins, ends) in enumerate(spans):
             if not self._stays(unit, slot):
                 asked = _later(spans[i - 1][1], 0.1) if i and spans[i - 1][1] < begins else begins
                 yield _flat(unit, asked, _later(begins, 0.05))
                 yield from _unsharded(unit, begins, ends)
+        spans.sort(key=lambda item: item[2])
+        root_ends = max((end for _, _, end in spans), default=(slot, 0.0))
+        for i, (unit, _, ends) in enumerate(spans):
             reduced = spans[i + 1][2] if i + 1 < len(spans) else root_ends
             yield from self._reduced(unit, ends, _later(reduced, 0.01), slot)
 
