@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 TOP = 10
 _CHECKPOINTED = 3
+_LEAST_FOR_BFLOAT16 = 8
+"""Older cards only emulate it (torch/cuda/__init__.py, `is_bf16_supported`)."""
+_BFLOAT16 = ("bf16", "bfloat16", "bfloat16 has 8 bits of precision")
+_FLOAT16 = ("fp16", "float16", "float16 overflows beyond 65,504, so the loss needs a GradScaler")
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
@@ -91,7 +95,7 @@ def _peak_of(target: str | Callable[[], Any], request: Request) -> int:
 
 def candidates(request: Request, analysis: Analysis) -> Iterator[Candidate]:
     """Every change worth measuring."""
-    yield from _precision(request, analysis.graph)
+    yield from _precision(request, analysis)
     yield from _checkpointing(request, analysis)
     yield from _activations(request, analysis)
     yield from _optimizers(request, analysis.graph)
@@ -106,15 +110,20 @@ def candidates(request: Request, analysis: Analysis) -> Iterator[Candidate]:
     )
 
 
-def _precision(request: Request, graph: StepGraph) -> Iterator[Candidate]:
-    if any(op.autocast is not AutocastState.OFF for op in graph.ops):
+def _precision(request: Request, analysis: Analysis) -> Iterator[Candidate]:
+    """Autocast, unless it is on or the weights are in 16 bits already."""
+    graph = analysis.graph
+    weights = {each.dtype for each in graph.storages if each.owned_as(OwnerKind.PARAMETER)}
+    if "float32" not in weights or any(op.autocast is not AutocastState.OFF for op in graph.ops):
         return
+    major, _ = analysis.step.runtime.gpu.compute_capability
+    kind, dtype, price = _BFLOAT16 if major >= _LEAST_FOR_BFLOAT16 else _FLOAT16
     yield Candidate(
         "run forward and loss under autocast",
-        "--autocast bf16",
-        "bfloat16 has 8 bits of precision",
-        'with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass',
-        replace(request, autocast="bf16"),
+        f"--autocast {kind}",
+        price,
+        f'with torch.autocast("cuda", dtype=torch.{dtype}): around the forward pass',
+        replace(request, autocast=kind),
     )
 
 

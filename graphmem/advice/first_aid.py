@@ -27,7 +27,7 @@ AFFORDABLE = 60_000
 SHOWN = 3
 _TRIED = 4
 _MOST_TRIED = 8
-"""If some of the first turn out not to help, such as bf16 on a T4."""
+"""If some of the first turn out not to help."""
 _BATCHES = 5
 _LARGEST = 2**32
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from graphmem.advice.candidates import advise
+from graphmem.advice.candidates import advise, candidates
 from graphmem.advice.subjects import Explained, UnknownSubjectError, explain_subject
 from graphmem.analysis import Analysis, Request, run_analysis
 from tests.support.places import FIXTURES
@@ -109,6 +110,26 @@ def test_advice_is_measured_and_the_largest_saving_comes_first() -> None:
         assert each.saves_bytes == before - after > 0
         assert each.candidate.price
         assert each.candidate.line
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "options"),
+    [
+        ("a100", torch.float32, ["--autocast bf16"]),
+        ("t4", torch.float32, ["--autocast fp16"]),  # which only emulates bfloat16
+        ("a100", torch.bfloat16, []),
+    ],
+)
+def test_autocast_is_advised_in_what_the_card_computes_with(
+    gpu: str, dtype: torch.dtype, options: list[str]
+) -> None:
+    request = Request(steps=1, gpu=gpu)
+    made = run_analysis(
+        lambda: (nn.Linear(8, 8, dtype=dtype), torch.ones(8, 8, dtype=dtype)), request
+    )
+
+    found = [each.option for each in candidates(request, made) if "autocast" in each.option]
+    assert found == options
 
 
 def test_the_command_prints_what_to_try(run_graphmem: Callable[..., Any]) -> None:
