@@ -67,21 +67,27 @@ class FragmentationWatch:
         self._reason_for = reason_for
         self._pinned_bytes = 0
         self._reserved_bytes = 0
+        self._most_reserved = 0
+        self._when = ""
         self._lines: list[str] = []
 
-    def look(self, segments: Sequence[SegmentInfo], storage_at: dict[int, Storage]) -> None:
+    def look(
+        self, segments: Sequence[SegmentInfo], storage_at: dict[int, Storage], when: str
+    ) -> None:
         """Sample the segments at a moment of the program.
 
         Args:
             segments: the reserved segments.
             storage_at: the live storages, by address.
+            when: the moment, in words.
         """
         pins = [pin for each in segments if (pin := _pin(each, storage_at)) is not None]
         pinned_bytes = sum(pin.free_bytes for pin in pins)
         reserved_bytes = sum(each.size for each in segments)
+        self._most_reserved = max(self._most_reserved, reserved_bytes)
         if pinned_bytes <= max(self._pinned_bytes, LEAST_BYTES, LEAST_SHARE * reserved_bytes):
             return
-        self._pinned_bytes, self._reserved_bytes = pinned_bytes, reserved_bytes
+        self._pinned_bytes, self._reserved_bytes, self._when = pinned_bytes, reserved_bytes, when
         pins.sort(key=lambda pin: -pin.free_bytes)
         largest = [each for pin in pins for each in pin.storages[:1]]
         held = self._holders_of([each.id for each in largest if not _has_identity(each)])
@@ -91,11 +97,12 @@ class FragmentationWatch:
         self._lines = [_line(what, them) for what, them in list(by_line.items())[:_LISTED]]
 
     def report_lines(self) -> Iterator[str]:
-        """The lines of the report."""
-        if self._pinned_bytes:
+        """The lines of the report; none of a moment that did not matter to what came later."""
+        if self._pinned_bytes > LEAST_SHARE * self._most_reserved:
             yield (
                 f"{format_both(self._pinned_bytes)} of the "
-                f"{format_bytes(self._reserved_bytes)} reserved is free but cannot be released"
+                f"{format_bytes(self._reserved_bytes)} reserved {self._when} is free but cannot be "
+                "released"
             )
             yield from self._lines
 

@@ -70,7 +70,7 @@ class Observer:
         """Sample the device at the end of the program, while its globals exist."""
         self._name_what_is_there()
         self._leaks.finish([storage for storage, _ in self._simulator.alive()])
-        self._look_at_segments()
+        self._look_at_segments("at the end")
 
     def begin_iteration(self, number: int) -> None:
         """Sample the device at the beginning of an iteration."""
@@ -78,7 +78,7 @@ class Observer:
         allocated = sum(block.size for _, block in alive)
         start = IterationStart(number, self._recorder.tick, allocated)
         self._leaks.begin_iteration(start, [storage for storage, _ in alive])
-        self._look_at_segments()
+        self._look_at_segments(f"as step {number} begins")
         self._tell_size(number)
 
     def _tell_size(self, iteration: int) -> None:
@@ -96,7 +96,7 @@ class Observer:
         """Sample the device at a refused request, while the holders' functions are on the stack."""
         self._name_what_is_there()
         self._leaks.refuse([storage for storage, _ in self._simulator.alive()])
-        self._look_at_segments()
+        self._look_at_segments("as memory runs out")
 
     def _name_what_is_there(self) -> None:
         """Name models that were not called yet as well: one that does not fit never will be."""
@@ -106,10 +106,11 @@ class Observer:
                 name_model(recorder, value)
         name_variables(recorder, location)
 
-    def _look_at_segments(self) -> None:
+    def _look_at_segments(self, when: str) -> None:
         alive = self._simulator.alive()
         segments = self._simulator.timeline().segments
-        self._fragmentation.look(segments, {block.address: storage for storage, block in alive})
+        storage_at = {block.address: storage for storage, block in alive}
+        self._fragmentation.look(segments, storage_at, when)
 
     def _holders_of(self, wanted: list[int]) -> dict[int, Retention]:
         return holders_of(wanted, self._recorder, self._saved, self._location)

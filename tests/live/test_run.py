@@ -619,10 +619,30 @@ class TestFindings:
 
         assert done.stdout == "80 800\n"
         total, line, *_ = findings_of(report_of(output), "fragmentation")
-        assert f"({40 * 18 * MIB:,} bytes) of the 800.0 MiB reserved" in total
+        assert f"({40 * 18 * MIB:,} bytes) of the 800.0 MiB reserved at the end is free" in total
         assert "40 segments" in line
         assert "each pinned by 2.0 MiB made at" in line
         assert "fragmenting.py:10, held by `kept`" in line
+
+    @pytest.mark.parametrize(("later", "sections"), [(4, ["fragmentation"]), (8, [])])
+    def test_what_is_little_of_what_a_program_reserves_later_is_no_finding(
+        self, run: Run, tmp_path: Path, later: int, sections: list[str]
+    ) -> None:
+        """720 MiB free in segments of 800, as the second step begins; GiB more after that."""
+        script, output = tmp_path / "growing.py", tmp_path / "report.json"
+        script.write_text(
+            (SCRIPTS / "fragmenting.py").read_text() + "model = torch.nn.Linear(8, 8).cuda()\n"
+            "optimizer = torch.optim.SGD(model.parameters())\n"
+            "for step in range(2):\n"
+            "    model(torch.ones(8, 8, device='cuda')).sum().backward()\n"
+            "    optimizer.step()\n"
+            f"more = torch.empty({later} << 30, dtype=torch.uint8, device='cuda')\n"
+        )
+
+        run("--gpu", "h100", "--format", "json", "-o", output, script)
+
+        found = [each["found_by"] for each in report_of(output)["findings"]]
+        assert [each for each in found if each == "fragmentation"] == sections
 
     def test_a_parameter_that_pins_is_named_as_such(self, run: Run, tmp_path: Path) -> None:
         """A list holds it too, as awd-lstm-lm's `params`."""
@@ -644,9 +664,10 @@ class TestFindings:
         done = run("--gpu", "h100", SCRIPTS / "fragmenting.py")
 
         _, _, told = done.stderr.partition("\nfindings\n")
-        name, total, line, rest, *_ = told.splitlines()
+        name, total, end_of_total, line, rest, *_ = told.splitlines()
         assert name == "  fragmentation"
         assert total.startswith("    720.0 MiB")
+        assert end_of_total == "    released"
         # continuation lines are indented, even wrapped ones
         assert line.startswith(" " * 6 + f"720.0 MiB ({40 * 18 * MIB:,} bytes) free in 40 segments")
         assert rest.startswith(" " * 6)
