@@ -121,6 +121,15 @@ class Layout:
         """
         return self.data * self.context
 
+    @property
+    def communicators(self) -> int:
+        """How many NCCL communicators a rank has: one for each degree, as of a `DeviceMesh`.
+
+        Ranks that share weights are one group (`sharding_ranks`), besides that of context.
+        """
+        groups = (self.sharding_ranks, self.tensor, self.pipeline, self.expert)
+        return sum(size > 1 for size in groups) + (self.context > 1 and self.data > 1)
+
     def __str__(self) -> str:
         """Such as `dp 8 · tp 8 · pp 4, zero-1, 8 micro-batches (1f1b)`."""
         degrees = {

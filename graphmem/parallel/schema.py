@@ -83,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         fits: whether every stage's reserved bytes leave room for the context.
         memory: the card's memory.
-        context: the process's memory outside PyTorch's allocator.
+        context: the process's memory outside PyTorch's allocator: the CUDA context and NCCL.
         padding: unused bytes on all ranks of the first stage together.
         notes: what is exact, what is modelled, and what is left out.
     """
@@ -121,6 +121,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     """The layouts that fit.
 
     Attributes:
+        context: the CUDA context; the headroom of each layout leaves out NCCL's memory as well.
         tried: how many layouts were computed; `impossible` more were rejected.
         seconds: how long that took, excluding the traces.
         fitting: in the requested order.

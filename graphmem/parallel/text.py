@@ -43,13 +43,14 @@ def _verdict(plan: Plan, title: str) -> Iterator[Text | Padding]:
     yield Text.assemble((title, "bold"), f" on {plan.gpus} x {plan.gpu}")
     fits = ("fits", "bold green") if plan.fits else ("does NOT fit", "bold red")
     where = f" on stage {fullest.stage}" if len(plan.stages) > 1 else ""
+    nccl = " and NCCL" if plan.gpus > 1 else ""
     yield Text.assemble(
         fits,
         f": peak {format_bytes(fullest.peak)} allocated ({format_exact(fullest.peak)}){where},",
     )
     yield _indented(
         f"{format_bytes(fullest.reserved)} reserved, "
-        f"{format_bytes(plan.context)} for the CUDA context, of {format_bytes(plan.memory)}: "
+        f"{format_bytes(plan.context)} for the CUDA context{nccl}, of {format_bytes(plan.memory)}: "
         f"{format_bytes(abs(fullest.headroom))} "
         f"{'to spare' if fullest.headroom >= 0 else 'short'}"
     )

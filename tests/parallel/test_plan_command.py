@@ -172,3 +172,25 @@ def test_a_step_of_its_own_names_its_parameters_after_the_first_backward_pass(
     assert done.exit_code == 0, done.stderr
     (stage,) = json.loads(done.stdout)["stages"]
     assert stage["at_peak"]["parameter"] == 256 * 256 * 4
+
+
+@pytest.mark.parametrize(
+    ("layout", "further"),
+    [
+        (("--gpus", "4", "--fsdp"), 0),
+        (("--gpus", "4", "--tp", "2"), 1),
+        (("--gpus", "8", "--tp", "2", "--pp", "2", "--micro-batches", "2"), 2),
+    ],
+)
+def test_a_rank_leaves_room_for_nccl(
+    run_graphmem: Run, layout: tuple[str, ...], further: int
+) -> None:
+    """An H100's context, 751 MiB, and as `graphmem run` counts 902 MiB and 388 for each further.
+
+    Ranks are connected by one communicator for each degree (graphmem/gpus/nccl.py).
+    """
+    plan = json.loads(run_graphmem("plan", LLAMA, *TINY, *layout, "--format", "json").stdout)
+
+    assert plan["context"] == (751 + 902 + 388 * further) << 20
+    for stage in plan["stages"]:
+        assert stage["headroom"] == plan["memory"] - plan["context"] - stage["reserved"]

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import product
 
 from graphmem.errors import InputError
-from graphmem.parallel.describe import layout_info
+from graphmem.parallel.describe import context_of, layout_info
 from graphmem.parallel.layout import Layout, Sharding, check_degrees
 from graphmem.parallel.planner import Planner, RankPlan
 from graphmem.parallel.rank.allocations import allocations_of
@@ -191,7 +191,6 @@ def search(
         progress: called with a description of each stage.
     """
     gpu = searchers[0].planner.runtime.gpu
-    room = gpu.memory_bytes - gpu.context_bytes
     started = time.perf_counter()
     found: list[tuple[FoundLayout, Searcher]] = []
     tried = impossible = 0
@@ -205,11 +204,11 @@ def search(
             tried += 1
             if tried % 100 == 0:
                 progress(f"{tried} layouts tried")
-            if seen.peak <= room:
+            if seen.peak <= _room(searcher, layout):
                 found.append((seen, searcher))
     seconds = time.perf_counter() - started
     found.sort(key=_order(by))
-    fitting = list(_replayed(found, room, top, progress))
+    fitting = list(_replayed(found, top, progress))
     fitting.sort(key=lambda each: each.traffic if by == "traffic" else -each.headroom)
     return Search(
         graphmem=__version__,
@@ -228,14 +227,20 @@ def search(
     )
 
 
+def _room(searcher: Searcher, layout: Layout) -> int:
+    """The bytes that a rank's allocator may reserve."""
+    runtime = searcher.planner.runtime
+    return runtime.gpu.memory_bytes - context_of(runtime, layout)
+
+
 def _order(by: str) -> Callable[[tuple[FoundLayout, Searcher]], tuple[int, int]]:
     if by == "traffic":
         return lambda item: (item[0].traffic, item[0].peak)
-    return lambda item: (item[0].peak, item[0].traffic)
+    return lambda item: (item[0].peak - _room(item[1], item[0].layout), item[0].traffic)
 
 
 def _replayed(
-    found: Iterable[tuple[FoundLayout, Searcher]], room: int, top: int, progress: Progress
+    found: Iterable[tuple[FoundLayout, Searcher]], top: int, progress: Progress
 ) -> Iterator[CandidateLayout]:
     shown = 0
     for seen, searcher in found:
@@ -243,7 +248,7 @@ def _replayed(
             return
         progress(f"replaying {seen.layout}")
         ranks = searcher.planner.plan(seen.layout)
-        candidate = _candidate(seen, ranks, room)
+        candidate = _candidate(seen, ranks, _room(searcher, seen.layout))
         if candidate.headroom >= 0:
             shown += 1
             yield candidate
