@@ -144,7 +144,7 @@ INNER_NAMES = (
     Names(
         "torch._subclasses.fake_tensor.FakeTensorMode",
         "_prep_args_for_hash _dispatch_impl _get_output_tensor_from_cache_entry "
-        "_cache_key _crosscheck_cache_output avoid_device_init",
+        "_cache_key _crosscheck_cache_output avoid_device_init create_symbolic_nested_int",
         "tensors without data",
         _NO_TRACE,
     ),
@@ -346,9 +346,15 @@ INNER_NAMES = (
     Names("torch.nested", _NESTED, "refusing strided nested tensors by name", "that error"),
     Names(
         "torch.nested._internal.nested_tensor",
-        "get_tensor_symint _dummy_instance",
+        "get_tensor_symint _dummy_instance _tensor_symint_registry",
         "giving jagged tensors with the same offsets the same ragged size",
         "jagged tensors",
+    ),
+    Names(
+        "torch.nested._internal.nested_tensor.NestedTensor",
+        "__init__ _min_seqlen_tensor _max_seqlen_tensor",
+        "keeping the parts of jagged tensors of one kind",
+        "compiled code that is given them",
     ),
     Names(
         "torch.nested._internal.sdpa",

@@ -4,12 +4,18 @@
 (2) Jagged tensors (torch/nested/_internal/nested_tensor.py) hold rows, and offsets at which each
 piece begins. The size of their ragged dimension is a unique number for each tensor of offsets
 (`get_tensor_symint`). Here it is unique for each place in memory, since autograd unpacks a
-different tensor than it packed (`saved_tensors`).
+different tensor than it packed (`saved_tensors`). Offsets that move keep their number, in a
+registry or, if they are fake, in a memo (`to_copy_default`, torch/nested/_internal/ops.py), so
+those on the card, which are fake, and those on the host, which are real, have it in both.
+Beside them are the lengths of the longest and the shortest piece, as the sizes of empty host
+tensors (`_store_val_in_tensor`). Dynamo takes a tensor's parts to be all real or all fake
+(`is_fake`, torch/_subclasses/fake_tensor.py), so on the card these are fake as well.
 (3) Strided nested tensors, which C++ makes, are rejected.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +35,7 @@ from graphmem.trace.refused_operators import at
 from graphmem.virtual_device.patching import Replacement
 
 _NESTED = ("nested_tensor", "as_nested_tensor", "narrow")
+_LENGTHS = ("min_seqlen", "max_seqlen")
 _numbers = itertools.count(1 << 32)  # PyTorch counts from 0
 
 
@@ -39,6 +46,8 @@ def replacements(location: Location, recorder: Recorder) -> list[Replacement]:
         (jagged, "get_tensor_symint", _ragged_size(recorder)),
         # If made during the trace, it would belong to this trace.
         (jagged, "_dummy_instance", jagged._nt_view_dummy()),
+        (jagged.NestedTensor, "__init__", _with_lengths_like_rows(jagged.NestedTensor.__init__)),
+        *((jagged.NestedTensor, f"_{name}_tensor", _length_like_rows(name)) for name in _LENGTHS),
         *((torch.nested, name, _unless_strided(name, location)) for name in _NESTED),
     ]
 
@@ -46,17 +55,51 @@ def replacements(location: Location, recorder: Recorder) -> list[Replacement]:
 def _ragged_size(recorder: Recorder) -> Callable[..., torch.SymInt]:
     """Clause (2)."""
     of_host: Callable[..., torch.SymInt] = jagged.get_tensor_symint
-    known: dict[tuple[Any, ...], int] = {}
+    known: dict[tuple[Any, ...], torch.SymInt] = {}
 
-    def size(offsets: torch.Tensor, *, coeff: int = 1) -> torch.SymInt:
-        storage = recorder.storage_of(offsets) if isinstance(offsets, FakeTensor) else None
-        if storage is None:
-            return of_host(offsets, coeff=coeff)
-        place = storage.id, offsets.storage_offset(), *offsets.shape, *offsets.stride()
-        number = known.setdefault(place, next(_numbers))
-        return torch.SymInt(NestedIntNode(number, coeff))
+    def size(offsets: Any, *, coeff: int = 1) -> torch.SymInt:
+        is_fake = isinstance(offsets, FakeTensor)
+        storage = recorder.storage_of(offsets) if is_fake else None
+        if storage is not None:
+            place = storage.id, offsets.storage_offset(), *offsets.shape, *offsets.stride()
+            moved = offsets.nested_int_memo
+            made = torch.SymInt(NestedIntNode(next(_numbers), 1)) if moved is None else moved
+            found = jagged._tensor_symint_registry[offsets] = known.setdefault(place, made)
+            return found * coeff
+        found = of_host(offsets, coeff=coeff)
+        if type(offsets) is torch.Tensor:
+            vars(offsets)["nested_int_memo"] = jagged._tensor_symint_registry[offsets]
+        return found
 
     return size
+
+
+def _with_lengths_like_rows(init: Callable[..., None]) -> Callable[..., None]:
+    """Clause (2), of lengths that are known when a jagged tensor is made."""
+
+    @functools.wraps(init)
+    def make(
+        self: Any, values: torch.Tensor, *args: Any, _metadata_cache: Any = None, **options: Any
+    ) -> None:
+        lengths = {name: _like(values, each) for name, each in (_metadata_cache or {}).items()}
+        init(self, values, *args, _metadata_cache=lengths, **options)
+
+    return make
+
+
+def _length_like_rows(name: str) -> property:
+    """Clause (2), of a length that is computed when something asks for it."""
+
+    def keep(self: Any, length: torch.Tensor | None) -> None:
+        self._metadata_cache[name] = _like(self._values, length)
+
+    return property(getattr(jagged.NestedTensor, f"_{name}_tensor").fget, keep)
+
+
+def _like(values: torch.Tensor, length: torch.Tensor | None) -> torch.Tensor | None:
+    if length is None or isinstance(length, FakeTensor) or not isinstance(values, FakeTensor):
+        return length
+    return values.fake_mode.from_tensor(length)
 
 
 def _unless_strided(name: str, location: Location) -> Callable[..., Any]:

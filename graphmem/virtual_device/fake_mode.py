@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     _BypassDispatchCache,
     disable_fake_tensor_cache,
 )
+from torch.nested._internal.nested_int import NestedIntNode
 
 from graphmem import constructors
 from graphmem.torch_releases import COPIES_TO_DEVICES_KEPT_OFF, installed_release
@@ -216,6 +217,12 @@ class VirtualFakeMode(FakeTensorMode):
         No operation may run on the device to make constants.
         """
         return True
+
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:
+        """The number of a jagged tensor's offsets itself, as a trace has no symbols for it."""
+        if nt_tensor_id is None:
+            return super().create_symbolic_nested_int()
+        return torch.SymInt(NestedIntNode(nt_tensor_id, 1))
 
     def _prep_args_for_hash(self, result: list[Any], args: Any, *rest: Any) -> None:
         """Append the arguments' key in the cache of results.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +17,36 @@ from graphmem.passes.kernel_memory import find_kernel_memory
 from graphmem.runtime import Runtime
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import NestedLayoutError, NestedTensorError
+from tests.conftest import Outcome
 from tests.support import oracle
 from tests.support.kernel_calls import readable
 from tests.support.traced_step import traced
 
 aten = torch.ops.aten
+
+ROWS = """
+import torch
+
+pieces = [torch.ones(length, 64) for length in (5, 9, 2)]
+host = torch.nested.nested_tensor(pieces, layout=torch.jagged)
+host._get_max_seqlen()  # keeps the longest length beside the rows
+other = torch.nested.nested_tensor_from_jagged(torch.ones(16, 64), host.offsets())
+"""
+MOVED = f"""{ROWS}
+rows, others = host.to("cuda"), other.to("cuda")
+back = (rows + others).cpu()
+print(tuple((rows + others).values().shape), back.shape[1] == host.shape[1])
+print(tuple((back + host).values().shape), rows._get_max_seqlen())
+"""
+COMPILED = f"""{ROWS}
+rows = {{made}}
+layer = torch.nn.Linear(64, 32, device="cuda")
+rows.to_padded_tensor(0.0)  # computes the longest length, if it is not known
+out = torch.compile(lambda x: torch.sin(layer(x)) * 2)(rows)
+print(tuple(out.values().shape), out.shape[1] == rows.shape[1], out.requires_grad)
+out.values().sum().backward()
+print(layer.weight.grad.numel())
+"""
 
 
 def test_a_square_causal_bias_equals_is_causal() -> None:
@@ -58,6 +86,31 @@ def test_a_step_on_jagged_rows_agrees_with_a_real_one() -> None:
 
     options = TraceOptions(steps=2, subclass_like=True)
     oracle.assert_agree(oracle.run(build, options), oracle.traced_events(build, options))
+
+
+def test_jagged_rows_that_move_keep_the_sizes_of_the_host(
+    tmp_path: Path, run_graphmem: Callable[..., Outcome]
+) -> None:
+    """As real ones do: the same lines on the CPU print the same."""
+    script = tmp_path / "moved.py"
+    script.write_text(MOVED)
+
+    outcome = run_graphmem("run", "--gpu", "t4", str(script))
+
+    assert outcome.stdout == "(16, 64) True\n(16, 64) 9\n"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Inductor writes Triton")
+@pytest.mark.parametrize("made", ['host.to("cuda")', 'other.to("cuda")'])
+def test_compiled_code_takes_jagged_rows(
+    made: str, tmp_path: Path, run_graphmem: Callable[..., Outcome]
+) -> None:
+    script = tmp_path / "compiled.py"
+    script.write_text(COMPILED.format(made=made))
+
+    outcome = run_graphmem("run", "--gpu", "t4", str(script))
+
+    assert outcome.stdout == f"(16, 32) True True\n{64 * 32}\n", outcome.stderr
 
 
 def test_rows_without_their_padding_are_allocated_twice() -> None:
