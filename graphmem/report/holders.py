@@ -20,6 +20,8 @@ from graphmem.wording import fields_in_words
 
 _NUMBER = re.compile(r"(?<![\w-])\d+(?=\.|$)|(?<=\.)\d+(?=\.|\b)|(?<=\w\[)\d+(?=\])")
 _ITEM = re.compile(r"(?<=\w)\[(\d+)\]")
+_FIRST = re.compile(r"(?<= )(?=\d+\.)")
+_FOLDED_FIRST = re.compile(r"(?<= )\.(?=[\d\[])")
 _FOLDED_ITEM = re.compile(r"\[\.\[?([\d,-]+)\]?\.\]")
 _SAVED = "saved for the backward pass by "
 _VARIABLE = re.compile(r"; held by the variable .*$")
@@ -103,13 +105,15 @@ def _key(holder: Holder, *, verbose: bool) -> tuple[object, ...]:
 def _folded(names: Iterable[str]) -> str:
     """Fold names that differ only in numbers; if they do not fold into one, star the numbers.
 
-    `fold` looks for numbers between dots: those of items, `history[0]`, get some meanwhile.
+    `fold` looks for numbers between dots: those of items, `history[0]`, and those that begin a name
+    within a reason, "the parameter 0.weight", get some meanwhile.
     """
     different = list(dict.fromkeys(names))
-    folded = list(fold(dict.fromkeys((_ITEM.sub(r"[.\1.]", name) for name in different), 0)))
+    dotted = (_FIRST.sub(".", _ITEM.sub(r"[.\1.]", name)) for name in different)
+    folded = list(fold(dict.fromkeys(dotted, 0)))
     if len(folded) > 1:
         return _starred(different)
-    return _FOLDED_ITEM.sub(r"[\1]", folded[0])
+    return _FOLDED_FIRST.sub("", _FOLDED_ITEM.sub(r"[\1]", folded[0]))
 
 
 def _starred(names: Sequence[str]) -> str:

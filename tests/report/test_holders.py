@@ -29,6 +29,8 @@ def holder(name: str) -> Holder:
         (["h.0.up", "h.1.up"], "h.[0-1].up"),
         (["h.3.0.body.2", "h.3.1.body.0", "h.3.1.body.2"], "h.3.*.body.*"),
         (["head"], "head"),
+        (["0", "1", "2"], "[0-2]"),
+        (["0.2.up", "1.2.up"], "[0-1].2.up"),
     ],
 )
 def test_equal_layers_are_one_group(names: list[str], folded: str) -> None:
