@@ -39,10 +39,12 @@ class Retention:
     Attributes:
         by: the variable.
         through_graph: whether it holds a tensor whose autograd graph holds the storage.
+        is_bounded: whether it is bounded, as a replay memory, so that what it holds is no leak.
     """
 
     by: Referrer
     through_graph: bool
+    is_bounded: bool = False
 
 
 def kept_of(alive: Iterable[Storage], starts: Sequence[int], iterations: range) -> dict[int, int]:

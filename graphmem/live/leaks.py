@@ -111,5 +111,7 @@ class LeakDetector:
         counted = range(len(ticks) - 1) if is_brief else range(1, len(ticks) - 2)
         kept = kept_of(alive, ticks, counted)
         held = self._holders_of(list(kept))
+        bounded = {number for number, each in held.items() if each.is_bounded}
+        kept = {number: by for number, by in kept.items() if number not in bounded}
         found = leaks_of(self._graph, kept, held, self._block_bytes, is_brief=is_brief)
         self.leaks = found or self.leaks

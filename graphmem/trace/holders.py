@@ -47,6 +47,7 @@ class Variable(NamedTuple):
         function: the function of a local variable.
         of: the classes of an attribute's object; none for a variable.
         outer: the variable that leads to an attribute.
+        is_bounded: whether it holds a deque with a bound, which lets go of what it held first.
     """
 
     name: str
@@ -54,10 +55,12 @@ class Variable(NamedTuple):
     function: Function | None
     of: tuple[type, ...] = ()
     outer: Variable | None = None
+    is_bounded: bool = False
 
     def attribute(self, holder: object, name: str) -> Variable:
         """An attribute of an object that this variable holds."""
-        return Variable(f"{self.name}.{name}", self.file, None, type(holder).__mro__, self)
+        of = type(holder).__mro__
+        return Variable(f"{self.name}.{name}", self.file, None, of, self, self.is_bounded)
 
     def line(self) -> Source | None:
         """The line that stores objects in it; for an attribute without one, the outer one's."""
@@ -124,7 +127,8 @@ class _Search:
     def _found(self, storage: int, holder: Variable, *, through_graph: bool) -> None:
         if storage in self.missing:
             self.missing.discard(storage)
-            self.found[storage] = Retention(Referrer(holder.name, holder.line()), through_graph)
+            by = Referrer(holder.name, holder.line())
+            self.found[storage] = Retention(by, through_graph, holder.is_bounded)
 
 
 def _node_of(tensor: torch.Tensor) -> Any:
@@ -246,9 +250,9 @@ def _items(variable: Variable, value: Any) -> list[tuple[Variable, Any]]:
         value = vars(value).get("data")
     if isinstance(value, dict):  # its class may load what it has not got yet when it is asked
         return [(variable, each) for each in dict.values(value)]
-    if isinstance(value, deque):  # a bounded one lets go of what it held first
-        return [(variable, each) for each in value] if value.maxlen is None else []
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, deque) and value.maxlen is not None:
+        variable = variable._replace(is_bounded=True)
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
         return [(variable, each) for each in value]
     if isinstance(value, torch.nn.Module):
         children = value.named_children() if is_initialised(value) else ()

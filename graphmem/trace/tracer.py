@@ -233,4 +233,5 @@ class _Tracer:
         alive = [each for each in own if each.death is None]
         kept = kept_of(alive, starts, range(len(starts) - 1))
         saved, location = self._session.saved, self._session.location
-        graph.retained = holders_of(kept, self._recorder, saved, location) if kept else {}
+        held = holders_of(kept, self._recorder, saved, location) if kept else {}
+        graph.retained = {number: each for number, each in held.items() if not each.is_bounded}

@@ -132,6 +132,48 @@ def test_a_deque_without_a_bound_leaks(most: int | None, leaks: int) -> None:
     assert len(leaks_of(lambda: Trainer(lambda _, output: kept.append(output)).step)) == leaks
 
 
+REPLAY = """
+import random
+from collections import deque
+
+import torch
+
+class Memory:
+    def __init__(self):
+        self.seen = deque(maxlen={most})
+
+memory = Memory()
+model = torch.nn.Linear(256, 256, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def learn():
+    batch = random.sample(memory.seen, 2)
+    model(torch.stack([state for state, _ in batch])).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+for step in range(12):
+    memory.seen.append((torch.ones(256, device="cuda"), step))
+    memory.seen.append((torch.ones(256, device="cuda"), step))
+    learn()
+"""
+
+
+@pytest.mark.parametrize(("most", "names"), [("None", "`memory.seen`"), ("100", "")])
+def test_a_replay_memory_with_a_bound_is_no_leak(
+    most: str, names: str, run_graphmem: RunGraphmem, tmp_path: Path
+) -> None:
+    """Nor is it one of the batch that is drawn from it."""
+    script = tmp_path / "train.py"
+    script.write_text(REPLAY.format(most=most))
+
+    outcome = run_graphmem("run", "--gpu", "t4", str(script))
+
+    assert "held by `batch`" not in outcome.stderr
+    assert ("memory that grows" in outcome.stderr) is bool(names)
+    assert names in outcome.stderr
+
+
 def test_an_attribute_is_named_where_it_grows() -> None:
     class Logger:
         def __init__(self) -> None:
