@@ -321,13 +321,16 @@ def below(name: str, path: str) -> str:
     return f"{name}.{path}" if name and path else name or path
 
 
-WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""By which name PyTorch's wrappers have their module: `torch.compile`'s, FSDP1's and those of
-checkpoints (torch/distributed/fsdp/_common_utils.py, `clean_tensor_name`)."""
+WRAPPED = frozenset(
+    {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
+)
+"""By which name wrappers have their module: `torch.compile`'s, FSDP1's and those of checkpoints
+(torch/distributed/fsdp/_common_utils.py, `clean_tensor_name`), and Lightning Fabric's, whose
+state_dict has no such part either (`_FabricModule`, lightning/fabric/wrappers.py)."""
 
 
 def without_wrappers(name: str) -> str:
-    """The qualified name of a module or parameter before PyTorch's wrappers."""
+    """The qualified name of a module or parameter without the parts of wrappers."""
     return ".".join(part for part in name.split(".") if part not in WRAPPED)
 
 

@@ -81,6 +81,16 @@ for _ in range(2):
     step(torch.randn(8, 256, device="cuda"))
 """
 
+WRAPPED = """
+class Wrapped(nn.Module):  # as _FabricModule, lightning/fabric/wrappers.py
+    def __init__(self, model):
+        super().__init__()
+        self._forward_module = model
+
+    def forward(self, x):
+        return self._forward_module(x)
+"""
+
 
 @pytest.fixture
 def reported(run_graphmem: Callable[..., Outcome], tmp_path: Path) -> Callable[[str], Any]:
@@ -105,6 +115,14 @@ def _parameters(report: Any) -> set[str]:
 
 def _of(*models: str) -> set[str]:
     return {f"{model}{i}.{name}" for model in models for i in (0, 1) for name in ("weight", "bias")}
+
+
+def test_models_that_fabric_wraps(reported: Callable[[str], Any]) -> None:
+    """The optimizers' parameters are those of the models that it wraps."""
+    wrapped = GAN.replace(f"{MODEL}, {MODEL}", f"Wrapped({MODEL}), Wrapped({MODEL})")
+    report = reported(wrapped.replace("\ndef main", f"{WRAPPED}\ndef main", 1))
+
+    assert _parameters(report) == _of("netG.", "netD.")
 
 
 def test_two_trained_models(reported: Callable[[str], Any]) -> None:
