@@ -27,6 +27,7 @@ CUDA_NAMES = (
         "the whole virtual GPU",
         build=Build.CUDA,
     ),
+    Names(_C, "_gather", "gradients of DataParallel's inputs", "those", build=Build.CUDA),
     Names(
         _C,
         "_has_cuda _get_accelerator _accelerator_getAccelerator _accelerator_getDeviceIndex "

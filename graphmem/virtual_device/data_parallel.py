@@ -3,9 +3,8 @@
 `Scatter` copies CPU inputs on a background stream, so that their memory comes from segments of that
 stream, and records the current stream as a user (torch/nn/parallel/_functions.py; `scatter` in
 torch/csrc/cuda/comm.cpp). A CPU build lacks the C++ function, and the Python around it makes a
-device from a number, which asks C++ for an accelerator.
-
-Not covered: gathering gradients of inputs on the CPU.
+device from a number, which asks C++ for an accelerator. `Gather` copies the gradient of inputs that
+require one to where they are (`gather` in comm.cpp), though there is nothing to gather.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ def data_parallel_replacements(devices: Devices) -> list[Replacement]:
     return [
         (_functions.Scatter, "forward", staticmethod(partial(_scatter, device))),
         (_functions, "_streams", None),
+        (torch._C, "_gather", partial(_gather, device)),
     ]
 
 
@@ -48,3 +48,11 @@ def _scatter(
     current.wait_stream(background)
     output.record_stream(current)
     return (output,)
+
+
+def _gather(
+    device: torch.device, tensors: list[torch.Tensor], dim: int, destination: int | None = None
+) -> torch.Tensor:
+    (tensor,) = tensors
+    output = torch.empty_like(tensor, device="cpu" if destination == -1 else device)
+    return output.copy_(tensor, non_blocking=output.is_cuda)

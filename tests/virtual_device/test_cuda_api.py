@@ -528,6 +528,22 @@ class TestStreams:
         assert sorted({each["stream"] for each in torch.cuda.memory_snapshot()}) == [0, 3]
         from_host.sum().backward()
 
+    @pytest.mark.filterwarnings("ignore:Using -1 to represent CPU tensor")  # `Gather` does
+    @pytest.mark.parametrize("device", ["cuda", "cpu"])
+    def test_data_parallel_copies_the_gradient_of_its_inputs(self, device: str) -> None:
+        """To where they are, as a discriminator's to a generator (`gather`, comm.cpp)."""
+        made = torch.ones(2, 1 << 18, device=device, requires_grad=True)
+        model = torch.nn.DataParallel(torch.nn.Identity()).cuda()
+        output = model(made)
+        gradient = torch.ones(2, 1 << 18, device="cuda")
+        before = torch.cuda.memory_allocated()
+
+        output.backward(gradient)
+
+        assert made.grad is not None
+        assert (made.grad.shape, made.grad.device.type) == (made.shape, device)
+        assert torch.cuda.memory_allocated() - before == (2 << 20 if device == "cuda" else 0)
+
     def test_generic_streams_and_events(self) -> None:
         stream = torch.Stream(device="cuda")
         torch.accelerator.set_stream(stream)
