@@ -20,6 +20,7 @@ from graphmem.trace.holders import named_values
 from graphmem.trace.location import Location, without_wrappers
 from graphmem.trace.naming import MOST_ITEMS, items_of
 
+_PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
 _STEPS = 2
 """From a variable to a model, as in `self.critics[0]`."""
 
@@ -104,6 +105,15 @@ def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _names(model: torch.nn.Module) -> set[str]:
+    """The names of a model's modules, also without the `module` of what runs it in parallel.
+
+    An optimizer's model is known as it was before it was wrapped.
+    """
+    within = _names(model.module) if isinstance(model, _PARALLEL) else set()
+    return within | _names_as_it_is(model)
+
+
+def _names_as_it_is(model: torch.nn.Module) -> set[str]:
     """The names of a model's modules, and of the parameters and buffers that it has itself."""
     paths = (without_wrappers(path) for path, _ in model.named_modules())
     own = chain(model.named_parameters(recurse=False), model.named_buffers(recurse=False))

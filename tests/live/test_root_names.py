@@ -117,12 +117,13 @@ def _of(*models: str) -> set[str]:
     return {f"{model}{i}.{name}" for model in models for i in (0, 1) for name in ("weight", "bias")}
 
 
-def test_models_that_fabric_wraps(reported: Callable[[str], Any]) -> None:
-    """The optimizers' parameters are those of the models that it wraps."""
-    wrapped = GAN.replace(f"{MODEL}, {MODEL}", f"Wrapped({MODEL}), Wrapped({MODEL})")
+@pytest.mark.parametrize(("wrapper", "part"), [("Wrapped", ""), ("nn.DataParallel", "module.")])
+def test_models_that_are_wrapped(wrapper: str, part: str, reported: Callable[[str], Any]) -> None:
+    """The optimizers' parameters are those of the models within the wrappers."""
+    wrapped = GAN.replace(f"{MODEL}, {MODEL}", f"{wrapper}({MODEL}), {wrapper}({MODEL})")
     report = reported(wrapped.replace("\ndef main", f"{WRAPPED}\ndef main", 1))
 
-    assert _parameters(report) == _of("netG.", "netD.")
+    assert _parameters(report) == _of(f"netG.{part}", f"netD.{part}")
 
 
 def test_two_trained_models(reported: Callable[[str], Any]) -> None:
