@@ -2,7 +2,9 @@
 
 A storage that autograd or a variable holds is *kept by the script* at a moment if it was born
 before the optimizer's step that ended the previous iteration; without an optimizer, before the
-previous iteration. Storages made after that step, such as the next batch, are not.
+previous iteration. Storages made after that step, such as the next batch, are not. In the first
+iteration it is kept if it was born before and is alive in the third, or, without one, after the
+step that ends the second: as an average of the weights, and not as the first batch.
 
 Nor are those that autograd holds until a backward pass releases them: a generator's activations,
 made before the step of its critic, await its own.
@@ -35,9 +37,17 @@ class Categories:
         category = storage.category_at(tick)
         if category not in (Category.ACTIVATION, Category.TEMPORARY) or not self._starts:
             return category
-        if storage.birth >= self._kept_before(self._step_at(tick)) or self._awaits(storage, tick):
-            return category
-        return Category.KEPT
+        step = self._step_at(tick)
+        is_kept = storage.birth < self._kept_before(step) or (step == 0 and self._lasts(storage))
+        return Category.KEPT if is_kept and not self._awaits(storage, tick) else category
+
+    def _lasts(self, storage: Storage) -> bool:
+        """Whether a storage is older than the first iteration and outlives the second one."""
+        if storage.birth >= self._starts[0] or 1 not in self._starts:
+            return False
+        marks = self._marks[bisect_left(self._marks, self._starts[1]) :]
+        end = self._starts.get(2, marks[0] if marks else None)
+        return end is not None and (storage.death is None or storage.death > end)
 
     def _awaits(self, storage: Storage, tick: int) -> bool:
         """Whether a backward pass will release what autograd holds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -48,3 +49,23 @@ def test_activations_that_await_their_backward_pass_are_not_kept() -> None:
     assert report.peak.phase == "backward"
     assert found["activation"] == 2 * ROWS * WIDTH * 4
     assert found["kept"] == ROWS * WIDTH * 4
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_what_was_made_before_the_first_iteration_and_lasts_is_kept_in_it(steps: int) -> None:
+    """An average of the weights, but not the first batch, which is as old."""
+    with graphmem.virtual_gpu("h100") as gpu:
+        model = nn.Linear(WIDTH, WIDTH).cuda()
+        average = [each.detach().clone() for each in model.parameters()]
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(steps):
+            batch, other = (torch.randn(ROWS, WIDTH, device="cuda") for _ in "ab")
+            model(batch).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        del other
+
+    report = gpu.report()
+
+    assert report.peak.step == 0
+    assert report.at_peak.by_category["kept"] == 4 * sum(each.numel() for each in average)
