@@ -20,7 +20,7 @@ from graphmem.wording import fields_in_words
 
 _NUMBER = re.compile(r"(?<![\w-])\d+(?=\.|$)|(?<=\.)\d+(?=\.|\b)|(?<=\w\[)\d+(?=\])")
 _ITEM = re.compile(r"(?<=\w)\[(\d+)\]")
-_FIRST = re.compile(r"(?<= )(?=\d+\.)")
+_FIRST = re.compile(r"(?<= )(?=\d+(?:\.|$))")
 _FOLDED_FIRST = re.compile(r"(?<= )\.(?=[\d\[])")
 _FOLDED_ITEM = re.compile(r"\[\.\[?([\d,-]+)\]?\.\]")
 _SAVED = "saved for the backward pass by "
@@ -106,7 +106,7 @@ def _folded(names: Iterable[str]) -> str:
     """Fold names that differ only in numbers; if they do not fold into one, star the numbers.
 
     `fold` looks for numbers between dots: those of items, `history[0]`, and those that begin a name
-    within a reason, "the parameter 0.weight", get some meanwhile.
+    within a reason or end it, "the parameter 0.weight", "gradient bucket 0", get some meanwhile.
     """
     different = list(dict.fromkeys(names))
     dotted = (_FIRST.sub(".", _ITEM.sub(r"[.\1.]", name)) for name in different)

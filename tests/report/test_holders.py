@@ -8,7 +8,7 @@ from graphmem.report.holders import groups_of
 from graphmem.report.schema import Holder
 
 
-def holder(name: str) -> Holder:
+def holder(name: str, reason: str = "the parameter {}.weight") -> Holder:
     return Holder(
         bytes=1024,
         block=1024,
@@ -18,7 +18,7 @@ def holder(name: str) -> Holder:
         dtype="float32",
         module=name,
         source=None,
-        reason=f"the parameter {name}.weight",
+        reason=reason.format(name),
         owners=[],
     )
 
@@ -39,3 +39,9 @@ def test_equal_layers_are_one_group(names: list[str], folded: str) -> None:
     assert len(group.holders) == len(names)
     assert group.modules == folded
     assert group.reason == f"the parameter {folded}.weight"
+
+
+def test_a_number_that_ends_a_reason_folds() -> None:
+    [group] = groups_of([holder("", f"gradient bucket {number}") for number in range(3)])
+
+    assert group.reason == "gradient bucket [0-2]"
