@@ -25,7 +25,7 @@ import torch
 from graphmem.frames import is_program
 from graphmem.graph import Source
 from graphmem.retention import Referrer, Retention
-from graphmem.trace.location import Location, below
+from graphmem.trace.location import Location, below, without_wrappers
 from graphmem.trace.naming import is_initialised, variables_of
 from graphmem.trace.quantised import OF_EVERY_MODULE
 from graphmem.trace.recorder import Recorder
@@ -195,7 +195,8 @@ def _attributes_of_models(location: Location) -> Iterator[tuple[Variable, Any]]:
     """What modules keep apart from parameters, buffers and hooks, named as the report does."""
     for root_name, root in location.roots:
         for path, module in root.named_modules():
-            of_module = Variable(below(root_name, path) or type(module).__name__, "", None)
+            whole = below(root_name, without_wrappers(path)) or type(module).__name__
+            of_module = Variable(whole, "", None)
             for name, value in _own_attributes(module):
                 yield of_module.attribute(module, name), value
 

@@ -197,7 +197,7 @@ def _name_attributes(recorder: Recorder, root: torch.nn.Module, root_name: str) 
                 storage = recorder.storage_of(tensor)
                 if storage is not None and file is not None and _is_nameless(recorder, storage):
                     source = retaining_line(file, attribute, of_class=kind.__name__)
-                    of_module = below(root_name, path) or kind.__name__
+                    of_module = below(root_name, without_wrappers(path)) or kind.__name__
                     name = f"{of_module}.{attribute}{suffix}"
                     recorder.name_variable(storage, name, source)
 

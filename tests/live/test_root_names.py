@@ -90,6 +90,24 @@ class Wrapped(nn.Module):  # as _FabricModule, lightning/fabric/wrappers.py
     def forward(self, x):
         return self._forward_module(x)
 """
+POSITIONS = f"""
+import torch, torch.nn as nn
+{WRAPPED}
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.ones(512, 256, device="cuda")  # no buffer
+
+    def forward(self, x):
+        return x + self.table[:8]
+
+layers = nn.Sequential(Positions(), nn.Linear(256, 256).cuda())
+model = Wrapped(layers)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    model(torch.randn(8, 256, device="cuda")).sum().backward()
+    optimizer.step()
+"""
 
 
 @pytest.fixture
@@ -124,6 +142,12 @@ def test_models_that_are_wrapped(wrapper: str, part: str, reported: Callable[[st
     report = reported(wrapped.replace("\ndef main", f"{WRAPPED}\ndef main", 1))
 
     assert _parameters(report) == _of(f"netG.{part}", f"netD.{part}")
+
+
+def test_what_a_module_in_a_wrapper_keeps(reported: Callable[[str], Any]) -> None:
+    reasons = [each["reason"] for each in reported(POSITIONS)["at_peak"]["holders"]]
+
+    assert any("held by the variable 0.table" in each for each in reasons)
 
 
 def test_two_trained_models(reported: Callable[[str], Any]) -> None:
