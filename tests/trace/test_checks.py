@@ -1,7 +1,8 @@
 """What the program is assumed to find where it would otherwise raise an error, or warn.
 
-PYTEST_DONT_REWRITE: the `assert` statements below are the programs' own.
+PYTEST_DONT_REWRITE: the `assert` and `print` below are the programs' own.
 """
+# ruff: noqa: T201
 
 from __future__ import annotations
 
@@ -77,6 +78,25 @@ def logged(loss: torch.Tensor) -> None:
         raise_later()
 
 
+def printed(loss: torch.Tensor) -> None:
+    """HiFi-GAN, of samples out of range (meldataset.py)."""
+    if torch.min(loss) < -1.0:
+        print("min value is ", torch.min(loss))
+        print(f"at {1 + 1}")
+    loss.exp()
+
+
+def printed_at_last(loss: torch.Tensor) -> None:
+    if loss > 1e3:
+        print("a large loss")
+
+
+def printed_in_a_loop(loss: torch.Tensor) -> None:
+    for _ in "a":
+        if loss > 1e3:
+            print("a large loss")
+
+
 def raise_later() -> None:
     raise AssertionError
 
@@ -92,6 +112,9 @@ CHECKS = [
     warned,
     warned_of_ranks,
     logged,
+    printed,
+    printed_at_last,
+    printed_in_a_loop,
 ]
 
 
@@ -132,6 +155,20 @@ def warned_either_way(loss: torch.Tensor) -> None:
         warnings.warn("small", stacklevel=2)
 
 
+def printed_either_way(loss: torch.Tensor) -> None:
+    if loss > 1e3:
+        print("large")
+    else:
+        print("small")
+
+
+def printed_and_returned(loss: torch.Tensor) -> str:
+    if loss > 1e3:
+        print("large")
+        return "large"
+    return "small"
+
+
 def raised_either_way(loss: torch.Tensor) -> None:
     if loss > 1e3:
         raise ValueError("large")
@@ -151,6 +188,8 @@ def was_asserted_later(loss: torch.Tensor) -> None:
         ended_an_iterator,
         told,
         warned_either_way,
+        printed_either_way,
+        printed_and_returned,
         raised_either_way,
         was_asserted_later,
     ],
