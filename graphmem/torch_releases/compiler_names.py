@@ -88,6 +88,12 @@ COMPILER_NAMES = (
         _COMPILED,
     ),
     Names(
+        "torch.nested._internal.nested_tensor.NestedTensor",
+        "__init__ _min_seqlen_tensor _max_seqlen_tensor",
+        "keeping the parts of jagged tensors of one kind",
+        "compiled code that is given them",
+    ),
+    Names(
         "torch._functorch._aot_autograd.utils",
         "top_saved_tensors_hooks",
         "hiding graphmem's hooks from the compiler",

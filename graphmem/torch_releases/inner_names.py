@@ -351,12 +351,6 @@ INNER_NAMES = (
         "jagged tensors",
     ),
     Names(
-        "torch.nested._internal.nested_tensor.NestedTensor",
-        "__init__ _min_seqlen_tensor _max_seqlen_tensor",
-        "keeping the parts of jagged tensors of one kind",
-        "compiled code that is given them",
-    ),
-    Names(
         "torch.nested._internal.sdpa",
         "can_use_flash_attention can_use_efficient_attention",
         "attention on jagged tensors",
