@@ -6,7 +6,7 @@
     pass. So several forward and backward passes before a step, as in gradient accumulation, are one
     iteration; two optimizers that step in turn, as in a GAN, make two.
 (3) If the program calls no module, the backward pass begins the iteration; the operations since the
-    last optimizer step are its forward pass.
+    last optimizer step are its forward pass. The first one begins with compiled code, if any.
 (4) A module called without gradients begins an evaluation, which ends when training resumes. A
     backward pass within such a call, as from an energy to its forces, is part of the evaluation.
     Called so in a forward pass, a model that no optimizer trains, such as a teacher, is part of
@@ -202,10 +202,13 @@ class LiveSession(FollowedSession):
             self._stop(has_trained=True)
         self._is_complete = False
 
-    def _graph_compiled(self) -> None:
+    def _graph_compiled(self, trains: bool) -> None:
         """Name the models that optimizers train: compiled code calls no module within it."""
         if self.location.is_in_module:  # part of a model that was called
             return
+        if trains and self.recorder.phases.step < 0 and self._is_complete:  # clause 3
+            self._begin_iteration()
+            self.recorder.phases.begin_iteration(0)
         for model in self._root_names.trained():
             if not self.location.knows(model):
                 name = self._root_names.name(model)

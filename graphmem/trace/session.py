@@ -213,7 +213,7 @@ class Session:
             memory=self.memory,
         )
         self.location.compiled = compilation.origins.at
-        compilation.origins.noted = self._graph_compiled
+        compilation.noted = self._graph_compiled
         eager = [] if self._compiles else eagerly.replacements(self.reads.eager)
         with compilation.installed(), replaced(eager):
             yield
@@ -230,8 +230,8 @@ class Session:
                 if not self.mode.is_over:
                     self._numbers.go_on()
 
-    def _graph_compiled(self) -> None:
-        """Know that a graph was compiled, and will run next."""
+    def _graph_compiled(self, trains: bool) -> None:
+        """Know that a graph was compiled, and will run next; whether to be differentiated."""
 
     def _called(self, module: torch.nn.Module) -> None:
         """Know that a module is called from outside any other."""

@@ -56,6 +56,26 @@ for _ in range(3):
 """
 
 
+VALIDATED = """
+import torch
+
+net = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+@torch.compile
+def loss_of(x):
+    return net(x).mean()
+
+with torch.no_grad():
+    loss_of(torch.randn(8, 64, device="cuda"))
+big = torch.zeros(1 << 18, device="cuda")
+for _ in range(2):
+    loss_of(torch.randn(8, 64, device="cuda")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
 def test_a_step_of_one_graph_is_an_optimizer_phase_with_named_state(
     tmp_path: Path, run_graphmem: Callable[..., Outcome]
 ) -> None:
@@ -70,12 +90,22 @@ def test_a_step_of_one_graph_is_an_optimizer_phase_with_named_state(
 def test_a_step_that_runs_kernels_alone_is_an_optimizer_phase(
     tmp_path: Path, run_graphmem: Callable[..., Outcome]
 ) -> None:
-    """No module is called, so the first forward pass is set-up (graphmem/live/session.py)."""
+    """No module is called: the first forward pass begins when its graph is compiled."""
     report = _report_of(WHOLE, tmp_path, run_graphmem)
 
     phases = {step["step"]: [each["name"] for each in step["phases"]] for step in report["steps"]}
-    whole = ["forward", "backward", "optimizer"]
-    assert phases == {0: whole[1:], 1: whole, 2: whole}
+    assert phases == {step: ["forward", "backward", "optimizer"] for step in range(3)}
+
+
+def test_compiled_code_that_is_not_differentiated_begins_no_step(
+    tmp_path: Path, run_graphmem: Callable[..., Outcome]
+) -> None:
+    """A validation before the first step is set-up, and the batch after it as well."""
+    report = _report_of(VALIDATED, tmp_path, run_graphmem)
+
+    phases = [[each["name"] for each in step["phases"]] for step in report["steps"]]
+    assert phases == [["forward", "backward", "optimizer"]] * 2
+    assert report["steps"][0]["phases"][0]["start"] >= 64 * 64 * 4 + (1 << 20)
 
 
 def _report_of(script: str, folder: Path, run_graphmem: Callable[..., Outcome]) -> Any:

@@ -66,6 +66,7 @@ class Compilation:
 
     Attributes:
         origins: the origins of compiled code's buffers.
+        noted: called when a graph is compiled, with whether it is one to be differentiated.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Compilation:
         self._knows_memory = knows_memory
         self._unwatched = unwatched
         self.origins = Origins()
+        self.noted: Callable[[bool], object] = lambda trains: None
         self._stack = ExitStack()
         self._is_on = False
 
@@ -217,6 +219,7 @@ class Compilation:
             constants = bool(graph.constants or graph.torchbind_constants)
             learned = Learned(buffers_of(graph), compiled_graph(graph), {**written}, constants)
             learn(str(module.__file__), learned)
+            self.noted(not (graph.is_inference or graph.is_backward))
             if reuse:
                 reuse.note(learned)
             return module

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FrameType
@@ -67,21 +67,15 @@ class Buffer:
 
 
 class Origins:
-    """The buffers of every wrapper, by its file.
-
-    Attributes:
-        noted: called when a wrapper is written.
-    """
+    """The buffers of every wrapper, by its file."""
 
     def __init__(self) -> None:
-        self.noted: Callable[[], None] = lambda: None
         self._of_file: dict[str, dict[str, Buffer]] = {}
         self._of_line: dict[tuple[str, int], Buffer | None] = {}  # of those that ran
 
     def note(self, file: str, buffers: dict[str, Buffer]) -> None:
         """Note the buffers of the wrapper in a file."""
         self._of_file[file] = buffers
-        self.noted()
 
     def at(self, frame: FrameType | None) -> Buffer | None:
         """The buffer that the innermost line of a wrapper makes or writes."""
