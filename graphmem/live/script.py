@@ -85,7 +85,7 @@ class UserProgram:
                 device.finish()
 
     def clear(self) -> None:
-        """Clear its globals, as Python does after the functions of `atexit`, without waiting.
+        """Clear its globals, as Python does once the functions of `atexit` have run.
 
         Files that it left open are written then. Private names come first, and a thread that still
         needs one ends silently, as it would with Python (`_PyModule_ClearDict` in CPython's
