@@ -48,8 +48,12 @@ from torch.distributed.fsdp import fully_shard
 actor, critic = (torch.nn.Linear(1024, 1024).cuda() for _ in range(2))
 fully_shard(actor), fully_shard(critic)
 optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (actor, critic)]
-loss = (actor(rows) + critic(rows)).sum()
-torch.empty(1 << 26, device="cuda")
+for peak in 1, 1 << 26:
+    loss = (actor(rows) + critic(rows)).sum()
+    torch.empty(peak, device="cuda")
+    loss.backward()
+    for each in optimizers:
+        each.step()
 """
 ACCUMULATED = """
 from torch.distributed.fsdp import FullyShardedDataParallel
