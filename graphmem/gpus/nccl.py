@@ -23,8 +23,8 @@ from __future__ import annotations
 from graphmem.gpus.context import Context
 
 _MIB = 2**20
-_FIRST = Context(902 * _MIB, 378 * _MIB, 906 * _MIB)
-_FURTHER = Context(388 * _MIB, 16 * _MIB, 388 * _MIB)
+FIRST = Context(902 * _MIB, 378 * _MIB, 906 * _MIB)
+FURTHER = Context(388 * _MIB, 16 * _MIB, 388 * _MIB)
 
 
 def nccl_of(communicators: int) -> Context:
@@ -32,7 +32,7 @@ def nccl_of(communicators: int) -> Context:
     further = max(0, communicators - 1)
     first = min(communicators, 1)
     return Context(
-        estimate_bytes=first * _FIRST.estimate_bytes + further * _FURTHER.estimate_bytes,
-        least_bytes=first * _FIRST.least_bytes + further * _FURTHER.least_bytes,
-        most_bytes=first * _FIRST.most_bytes + further * _FURTHER.most_bytes,
+        estimate_bytes=first * FIRST.estimate_bytes + further * FURTHER.estimate_bytes,
+        least_bytes=first * FIRST.least_bytes + further * FURTHER.least_bytes,
+        most_bytes=first * FIRST.most_bytes + further * FURTHER.most_bytes,
     )

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from graphmem.compiled_code import GRAPHS_LEFT_OUT
+from graphmem.gpus.context import Context
+from graphmem.gpus.nccl import FIRST, FURTHER
 from graphmem.parallel.axes.dimensions import Dimensions
 from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.planner import Planner, RankPlan
@@ -13,10 +15,15 @@ from graphmem.parallel.schema import HostInfo, LayoutInfo, Plan, StageInfo
 from graphmem.runtime import Runtime
 from graphmem.version import __version__
 
+
+def _in_mib(nccl: Context) -> tuple[int, int, int]:
+    return nccl.estimate_bytes >> 20, nccl.least_bytes >> 20, nccl.most_bytes >> 20
+
+
 _NCCL = (
-    "estimated: what NCCL takes outside PyTorch's allocator, 902 MiB for the first communicator "
-    "(378 to 906 were seen) and 388 for each further one (16 to 388), one for each degree"
-)
+    "estimated: what NCCL takes outside PyTorch's allocator, {} MiB for the first communicator "
+    "({} to {} were seen) and {} for each further one ({} to {}), one for each degree"
+).format(*_in_mib(FIRST), *_in_mib(FURTHER))
 
 
 def layout_info(layout: Layout, checkpoint: Sequence[str]) -> LayoutInfo:
@@ -47,7 +54,7 @@ def describe(
 ) -> Plan:
     """Make the report of a layout."""
     gpu = planner.runtime.gpu
-    context = context_of(planner.runtime, layout)
+    context = outside_allocator(planner.runtime, layout)
     stages = [_stage(each, gpu.memory_bytes - context) for each in ranks]
     return Plan(
         graphmem=__version__,
@@ -65,7 +72,7 @@ def describe(
     )
 
 
-def context_of(runtime: Runtime, layout: Layout) -> int:
+def outside_allocator(runtime: Runtime, layout: Layout) -> int:
     """The bytes that a rank takes outside PyTorch's allocator."""
     return replace(runtime, communicators=layout.communicators).context.estimate_bytes
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import product
 
 from graphmem.errors import InputError
-from graphmem.parallel.describe import context_of, layout_info
+from graphmem.parallel.describe import layout_info, outside_allocator
 from graphmem.parallel.layout import Layout, Sharding, check_degrees
 from graphmem.parallel.planner import Planner, RankPlan
 from graphmem.parallel.rank.allocations import allocations_of
@@ -230,7 +230,7 @@ def search(
 def _room(searcher: Searcher, layout: Layout) -> int:
     """The bytes that a rank's allocator may reserve."""
     runtime = searcher.planner.runtime
-    return runtime.gpu.memory_bytes - context_of(runtime, layout)
+    return runtime.gpu.memory_bytes - outside_allocator(runtime, layout)
 
 
 def _order(by: str) -> Callable[[tuple[FoundLayout, Searcher]], tuple[int, int]]:

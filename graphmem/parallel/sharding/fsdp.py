@@ -138,9 +138,8 @@ class _FullySharded:
         """The units that run in a slot, in order, each with its begin and end."""
         found = []
         for unit in self._units:
-            span = self._rank.span(slot, unit.name)
-            if unit.name == ROOT:
-                span = self._rank.model_span(slot)
+            is_root = unit.name == ROOT
+            span = self._rank.model_span(slot) if is_root else self._rank.span(slot, unit.name)
             if span is not None:
                 found.append((unit, (slot, span[0] - 0.5), (slot, span[1] - 0.2)))
         return sorted(found, key=lambda item: (item[1], item[0].name != ROOT))
