@@ -26,18 +26,16 @@ _open = 0
 def own_process() -> Iterator[None]:
     """While the context is open, the process is graphmem's own."""
     global _open  # noqa: PLW0603
-    collects, waits = gc.isenabled(), os.environ.get(_WAITING)
-    gc.disable()
+    waits = os.environ.get(_WAITING)
     os.environ.setdefault(_WAITING, "passive")
     _open += 1
     try:
-        yield
+        with without_collector():
+            yield
     finally:
         _open -= 1
         if waits is None:
             os.environ.pop(_WAITING, None)
-        if collects:
-            gc.enable()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shlex
 import sys
@@ -196,10 +195,7 @@ def _program(
 
     if not is_module and is_target(script):
         return TargetProgram(script, tuple(arguments), max_steps or STEPS)
-    program = UserProgram(script, is_module, arguments)
-    if settings.ends_process:
-        atexit.register(program.clear)  # before the program's own, so that it comes after them
-    return program
+    return UserProgram(script, is_module, arguments, ends_process=settings.ends_process)
 
 
 def _teller() -> Callable[[str], None]:

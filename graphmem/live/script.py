@@ -5,13 +5,14 @@ A name that is no file may be a command that a package installs, such as `llamaf
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import shutil
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Protocol
@@ -56,13 +57,13 @@ class UserProgram:
         name: the path of a script, or the name of a module.
         is_module: whether it is a module.
         arguments: `sys.argv[1:]`.
-        names: the globals of `__main__`, once it runs.
+        ends_process: whether the process ends after it.
     """
 
     name: str
     is_module: bool
     arguments: Sequence[str]
-    names: list[dict[str, Any]] = field(default_factory=list)
+    ends_process: bool = False
 
     def run(self, device: ProgramDevice) -> None:
         """Run it as `__main__`, with `sys.argv` and `sys.path[0]` as Python sets them.
@@ -77,26 +78,13 @@ class UserProgram:
             code, module = self._load_module() if self.is_module else _load_script(self.name)
             sys.argv = [str(module.__file__), *self.arguments]
             sys.modules["__main__"] = module
-            self.names.append(module.__dict__)
+            if self.ends_process:  # registered before the program's own, so that it comes after
+                atexit.register(_clear, module.__dict__)
             try:
                 with device.threads.running():
                     exec(code, module.__dict__)
             finally:
                 device.finish()
-
-    def clear(self) -> None:
-        """Clear its globals, as Python does once the functions of `atexit` have run.
-
-        Files that it left open are written then. Private names come first, and a thread that still
-        needs one ends silently, as it would with Python (`_PyModule_ClearDict` in CPython's
-        Objects/moduleobject.c).
-        """
-        threading.excepthook = lambda failure: None
-        for names in self.names:
-            private = [each for each in names if each[:1] == "_" != each[1:2]]
-            for name in [*private, *names]:
-                if name != "__builtins__":
-                    names[name] = None
 
     def _load_module(self) -> tuple[CodeType, ModuleType]:
         _put_first(Path.cwd())
@@ -109,6 +97,20 @@ class UserProgram:
         module = _main(spec.origin)
         module.__spec__, module.__loader__, module.__package__ = spec, spec.loader, spec.parent
         return code, module
+
+
+def _clear(names: dict[str, Any]) -> None:
+    """Clear the globals of `__main__`, as Python does once the functions of `atexit` have run.
+
+    Files that it left open are written then. Private names come first, and a thread that still
+    needs one ends silently, as it would with Python (`_PyModule_ClearDict` in CPython's
+    Objects/moduleobject.c).
+    """
+    threading.excepthook = lambda failure: None
+    private = [each for each in names if each[:1] == "_" != each[1:2]]
+    for name in [*private, *names]:
+        if name != "__builtins__":
+            names[name] = None
 
 
 def _load_script(name: str) -> tuple[CodeType, ModuleType]:

@@ -110,7 +110,7 @@ def _of_one(write_one: Callable[..., None]) -> Callable[..., None]:
 
 
 def _write_sum(left: Left, output: torch.Tensor, values: _Values, opts: Any) -> None:
-    write(output, _reduced(values, getattr(opts, "reduceOp", ReduceOp.SUM)))
+    write(output, _reduced(values, opts))
 
 
 def _write_all(left: Left, output: torch.Tensor, values: _Values, opts: Any) -> None:
@@ -118,7 +118,7 @@ def _write_all(left: Left, output: torch.Tensor, values: _Values, opts: Any) -> 
 
 
 def _write_own_sum(left: Left, output: torch.Tensor, values: _Values, opts: Any) -> None:
-    _write_own(left, output, _reduced(values, getattr(opts, "reduceOp", ReduceOp.SUM)))
+    _write_own(left, output, _reduced(values, opts))
 
 
 def _write_own(left: Left, output: torch.Tensor, values: Numbers) -> None:
@@ -134,7 +134,8 @@ def _all_reduce(left: Left, tensors: Any, opts: Any = None) -> None:
     _of_each(_write_sum)(left, listed_tensors, listed_tensors, opts)
 
 
-def _reduced(values: _Values, operation: Any) -> Numbers:
+def _reduced(values: _Values, opts: Any) -> Numbers:
+    operation = getattr(opts, "reduceOp", ReduceOp.SUM)
     with _disable_current_modes():
         rows = constructors.tensor(values)
         combine = next((each for name, each in _REDUCTIONS if operation == name), None)
@@ -192,7 +193,7 @@ def _scatter(left: Left, outputs: Sequence[torch.Tensor], inputs: Any, opts: Any
 def _reduce_scatter(left: Left, outputs: Sequence[torch.Tensor], inputs: Any, opts: Any) -> None:
     values = _values(left)
     if values is not None:
-        reduced = _reduced(values, getattr(opts, "reduceOp", ReduceOp.SUM))
+        reduced = _reduced(values, opts)
         first = sum(each.numel() for each in inputs[0][: left.ranks.index(left.own)])
         write(outputs[0], reduced[first : first + outputs[0].numel()])
 
