@@ -28,6 +28,11 @@ class ReferenceModels:
         self._graph = graph
         self._trained: set[int] = set()
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether a model that is trained was called in the running phase."""
+        return len(self._graph.phases) - 1 in self._trained
+
     def called(self, *, is_trained: bool) -> None:
         """Note that a model is called without gradients."""
         if is_trained:

@@ -152,6 +152,8 @@ class LiveSession(FollowedSession):
         phase = self.recorder.graph.phases[-1].name
         if not torch.is_grad_enabled():
             self._name_once(module)
+            if phase is PhaseName.EVALUATION and self.references.has_trained:
+                return
             is_trained = self._root_names.is_trained(module)
             is_amid = self._is_amid(phase) and (module.training or not is_trained)
             if phase is not PhaseName.EVALUATION and not is_amid:

@@ -13,7 +13,7 @@ made before the step of its critic, await its own.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from functools import cache
+from functools import cache, cached_property
 from operator import attrgetter
 
 from graphmem.graph import Category, OwnerKind, PhaseName, StepGraph, Storage
@@ -43,11 +43,18 @@ class Categories:
 
     def _lasts(self, storage: Storage) -> bool:
         """Whether a storage is older than the first iteration and outlives the second one."""
-        if storage.birth >= self._starts[0] or 1 not in self._starts:
+        end = self._end_of_second
+        if end is None or storage.birth >= self._starts[0]:
             return False
-        marks = self._marks[bisect_left(self._marks, self._starts[1]) :]
-        end = self._starts.get(2, marks[0] if marks else None)
-        return end is not None and (storage.death is None or storage.death > end)
+        return storage.death is None or storage.death > end
+
+    @cached_property
+    def _end_of_second(self) -> int | None:
+        """When the third iteration begins or, without one, the second one's step has ended."""
+        if 1 not in self._starts:
+            return None
+        step = bisect_left(self._marks, self._starts[1])
+        return self._starts.get(2, next(iter(self._marks[step:]), None))
 
     def _awaits(self, storage: Storage, tick: int) -> bool:
         """Whether a backward pass will release what autograd holds."""
