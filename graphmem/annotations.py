@@ -27,6 +27,7 @@ class Key(Generic[Found]):
 
 KERNEL_MEMORY: Key[KernelMemory] = Key("kernel_memory")
 SAVED_TENSORS: Key[SavedTensors] = Key("saved_tensors")
+FULLEST_FORWARD: Key[int | None] = Key("fullest_forward")
 CHECKPOINTING: Key[Checkpointing] = Key("checkpointing")
 OUTPUT_REUSE: Key[OutputReuse] = Key("output_reuse")
 UNMODELLED: Key[Sequence[Assumption]] = Key("unmodelled")

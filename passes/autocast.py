@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from graphmem.forward_passes import fullest_forward
+from graphmem.annotations import FULLEST_FORWARD
 from graphmem.graph import AutocastState, Op, OwnerKind, PhaseName, StepGraph, Storage
 from graphmem.nodes import Node, Users
 from graphmem.pipeline import Annotations, Pass
@@ -104,7 +104,7 @@ def find_autocast(graph: StepGraph, runtime: Runtime, annotations: Annotations) 
     made = [op for op in graph.ops if _is_cast(op)]
     users = graph.nodes.users() if made else {}
     casts = tuple(_cast(op, graph, users) for op in made)
-    phase = _phase_with(casts, graph)
+    phase = _phase_with(casts, graph, annotations.of(FULLEST_FORWARD))
     of_phase = [cast for cast in casts if graph.ops[cast.op].phase == phase]
     return AutocastFindings(
         policies=_policies(graph, casts),
@@ -115,10 +115,10 @@ def find_autocast(graph: StepGraph, runtime: Runtime, annotations: Annotations) 
     )
 
 
-def _phase_with(casts: Iterable[Cast], graph: StepGraph) -> int | None:
+def _phase_with(casts: Iterable[Cast], graph: StepGraph, fullest: int | None) -> int | None:
     """The fullest forward phase; without a cast there, the last one, or phase, that has some."""
     phases = {graph.ops[cast.op].phase for cast in casts}
-    if (fullest := fullest_forward(graph)) in phases:
+    if fullest in phases:
         return fullest
     forwards = {phase for phase in phases if graph.phases[phase].name is PhaseName.FORWARD}
     return max(forwards or phases, default=None)
@@ -203,4 +203,4 @@ def _is_saved_in_lower_precision(storage: Storage, tick: int, graph: StepGraph) 
     return any(owner.kind is OwnerKind.SAVED_TENSOR for owner in storage.owners_at(tick))
 
 
-AUTOCAST = Pass(provides="autocast", run=find_autocast)
+AUTOCAST = Pass(provides="autocast", run=find_autocast, requires=("fullest_forward",))

@@ -22,8 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphmem.annotations import SAVED_TENSORS
-from graphmem.forward_passes import fullest_forward
+from graphmem.annotations import FULLEST_FORWARD, SAVED_TENSORS
 from graphmem.graph import Op, StepGraph, TensorOut
 from graphmem.layer_ranges import fold, members
 from graphmem.nodes import Node, tensor_of
@@ -77,7 +76,7 @@ def find_checkpointing(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> Checkpointing:
     """Find what checkpointing each module alone would save."""
-    forward = fullest_forward(graph)
+    forward = annotations.of(FULLEST_FORWARD)
     if forward is None:
         return Checkpointing(())
     inside = defaultdict[str, list[Op]](list)
@@ -165,4 +164,6 @@ def _made_outside(node: Node, indices: set[int]) -> TensorOut | None:
     return None if is_inside else tensor_of(node)
 
 
-CHECKPOINTING = Pass(provides="checkpointing", run=find_checkpointing, requires=("saved_tensors",))
+CHECKPOINTING = Pass(
+    provides="checkpointing", run=find_checkpointing, requires=("fullest_forward", "saved_tensors")
+)

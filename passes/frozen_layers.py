@@ -24,8 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from graphmem.annotations import SAVED_TENSORS
-from graphmem.forward_passes import fullest_forward
+from graphmem.annotations import FULLEST_FORWARD, SAVED_TENSORS
 from graphmem.graph import AutogradNode, Op, OwnerKind, StepGraph, TensorOut
 from graphmem.layer_ranges import fold, members
 from graphmem.nodes import Node, tensor_of
@@ -93,7 +92,7 @@ def find_frozen_layers(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> FrozenLayers:
     """Find every frozen layer."""
-    forward = fullest_forward(graph)
+    forward = annotations.of(FULLEST_FORWARD)
     if forward is None or all(graph.parameters.values()):
         return FrozenLayers(())
     own = defaultdict[str, list[str]](list)
@@ -228,4 +227,6 @@ def _tensors_of(op: Op) -> Iterator[tuple[str, TensorOut]]:
         yield ("result" if len(op.outputs) == 1 else f"result{position}"), output
 
 
-FROZEN_LAYERS = Pass(provides="frozen_layers", run=find_frozen_layers, requires=("saved_tensors",))
+FROZEN_LAYERS = Pass(
+    provides="frozen_layers", run=find_frozen_layers, requires=("fullest_forward", "saved_tensors")
+)

@@ -19,8 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphmem.annotations import SAVED_TENSORS
-from graphmem.forward_passes import fullest_forward
+from graphmem.annotations import FULLEST_FORWARD, SAVED_TENSORS
 from graphmem.graph import Op, Source, StepGraph
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
@@ -82,7 +81,7 @@ class OutputReuse:
 def find_output_reuse(graph: StepGraph, runtime: Runtime, annotations: Annotations) -> OutputReuse:
     """Find every activation that autograd differentiates in the fullest forward pass."""
     saved: SavedTensors = annotations.of(SAVED_TENSORS)
-    forward = fullest_forward(graph)
+    forward = annotations.of(FULLEST_FORWARD)
     if forward is None:
         return OutputReuse(())
     tick = graph.phases[forward].end
@@ -129,4 +128,6 @@ def _activation(
     )
 
 
-OUTPUT_REUSE = Pass(provides="output_reuse", run=find_output_reuse, requires=("saved_tensors",))
+OUTPUT_REUSE = Pass(
+    provides="output_reuse", run=find_output_reuse, requires=("fullest_forward", "saved_tensors")
+)

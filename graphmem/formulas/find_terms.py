@@ -27,6 +27,7 @@ from math import prod
 
 from graphmem.formulas.blocks import Attention, ModelBlocks, last_forward, operand
 from graphmem.formulas.terms import Term
+from graphmem.forward_passes import fullest_forward
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.report.build import saved_for_backward
 
@@ -115,7 +116,8 @@ class _Finder:
         yield Term("trained", count, f"{len(trained)} storages of parameters")
 
     def saved(self) -> Iterator[Term]:
-        yield Term("saved", saved_for_backward(self._graph), "saved by the last forward pass")
+        saved = saved_for_backward(fullest_forward(self._graph), self._graph)
+        yield Term("saved", saved, "saved by the forward pass")
 
     def buffers(self) -> Iterator[Term]:
         held = [

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
-from graphmem.annotations import UNMODELLED
-from graphmem.forward_passes import fullest_forward, saved_at
+from graphmem.annotations import FULLEST_FORWARD, UNMODELLED
+from graphmem.forward_passes import saved_at
 from graphmem.gpus import label_of
 from graphmem.graph import (
     Category,
@@ -85,7 +85,7 @@ def build_report(
         steps=[_step(graph, timeline, step) for step in range(graph.steps)],
         peak=_peak(graph, moment, storage),
         at_peak=AliveStorages(graph, annotations, timeline, moment).build(),
-        saved_for_backward=saved_for_backward(graph),
+        saved_for_backward=saved_for_backward(annotations.of(FULLEST_FORWARD), graph),
         operations=len(graph.ops),
         memory=memory,
         ran=captured.observed.on_card if captured.observed is not None else None,
@@ -132,9 +132,8 @@ def _highest_of_parts(timeline: Timeline) -> list[int]:
     return [max(moments.allocated[first:last]) for first, last in pairwise(bounds)]
 
 
-def saved_for_backward(graph: StepGraph) -> int:
-    """Requested bytes, except parameters, that autograd holds after the fullest forward phase."""
-    forward = fullest_forward(graph)
+def saved_for_backward(forward: int | None, graph: StepGraph) -> int:
+    """Requested bytes, except parameters, that autograd holds after a forward phase."""
     if forward is None:
         return 0
     return sum(storage.nbytes for storage in saved_at(graph.phases[forward].end, graph))

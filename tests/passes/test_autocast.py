@@ -14,8 +14,9 @@ from torch.testing._internal.autocast_test_lists import AutocastTestLists
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.graph import AutocastState, StepGraph
-from graphmem.passes.autocast import AUTOCAST, AutocastFindings
+from graphmem.passes.autocast import AutocastFindings
 from graphmem.passes.autocast_policies import NoHeaderError, Policy, policies
+from graphmem.pipeline import passes_for, run_passes
 from graphmem.runtime import Runtime
 from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions, trace
@@ -53,7 +54,7 @@ def cases() -> list[Any]:
 
 def traced(step: Callable[[], Any]) -> tuple[StepGraph, AutocastFindings]:
     graph = graph_of(step, gpu="a100")
-    findings: AutocastFindings = AUTOCAST.run(graph, RUNTIME, {})
+    findings: AutocastFindings = run_passes(graph, RUNTIME, passes_for("autocast"))["autocast"]
     return graph, findings
 
 
@@ -151,7 +152,7 @@ def linear_under_autocast() -> tuple[StepGraph, AutocastFindings]:
         return TrainingStep(model=Twice(), inputs=torch.randn(32, 64), autocast="fp16")
 
     graph = trace(build, gpu=find_gpu("a100"), options=TraceOptions(steps=1))
-    findings: AutocastFindings = AUTOCAST.run(graph, RUNTIME, {})
+    findings: AutocastFindings = run_passes(graph, RUNTIME, passes_for("autocast"))["autocast"]
     return graph, findings
 
 
@@ -178,7 +179,7 @@ def test_the_cache_of_one_forward_pass_at_a_time_is_stated_for_accumulated_gradi
         )
 
     graph = trace(build, gpu=find_gpu("a100"), options=TraceOptions(steps=1))
-    findings: AutocastFindings = AUTOCAST.run(graph, RUNTIME, {})
+    findings: AutocastFindings = run_passes(graph, RUNTIME, passes_for("autocast"))["autocast"]
 
     assert [cast.weight for cast in findings.casts if cast.weight] == ["layer.weight"] * 2
     assert findings.cached_weight_bytes == 64 * 64 * 2

@@ -18,6 +18,7 @@ import torch
 
 from graphmem import TrainingStep, analyze
 from graphmem.errors import InputError
+from graphmem.forward_passes import fullest_forward
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.report.build import saved_for_backward
 from graphmem.trace import TraceOptions, trace
@@ -182,7 +183,7 @@ def _compared(real: RealStep, graph: StepGraph) -> Result:
     assert real.recording is not None
     events = oracle.events_of(graph)
     found: Result = {
-        "traced_saved": saved_for_backward(graph),
+        "traced_saved": saved_for_backward(fullest_forward(graph), graph),
         "traced_gradients": _held(graph, OwnerKind.GRADIENT),
         "traced_states": _held(graph, OwnerKind.OPTIMIZER_STATE),
         "real_bytes": _allocated(real.recording.events),
