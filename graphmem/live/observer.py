@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -10,6 +10,7 @@ from graphmem.graph import Storage
 from graphmem.live.fragmentation import FragmentationWatch
 from graphmem.live.leaks import IterationStart, LeakDetector
 from graphmem.live.out_of_memory import OutOfMemorySection
+from graphmem.live.unused_graphs import unused_graphs
 from graphmem.online.online_simulator import OnlineSimulator
 from graphmem.report.reasons import reason_for
 from graphmem.report.schema import GROWTH
@@ -64,7 +65,13 @@ class Observer:
             GROWTH: list(self._leaks.report_lines()),
             "fragmentation": list(self._fragmentation.report_lines()),
             "out of memory": list(refused.report_lines()),
+            "unused graphs": list(self._unused_graphs()),
         }
+
+    def _unused_graphs(self) -> Iterator[str]:
+        """None if a request did not fit: its pass ended before it could be differentiated."""
+        if not self._simulator.refusals:
+            yield from unused_graphs(self._graph, self._simulator.timeline())
 
     def finish(self) -> None:
         """Sample the device at the end of the program, while its globals exist."""

@@ -81,6 +81,7 @@ INNER_NAMES = (
         "checkpointing",
         since=(2, 12),
     ),
+    Names("torch.utils.checkpoint", "_NoopSaveInputs", "the same", "checkpointing", before=(2, 12)),
     Names("torch._C", "_increment_version", "noticing in-place writes", "errors about them"),
     Names("torch.autograd.profiler.profile", "__init__", "profilers", "programs that profile"),
     # tensors and their memory

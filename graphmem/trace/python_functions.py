@@ -36,7 +36,7 @@ class _OfThread(threading.local):
     """A thread's running functions, innermost last, with the versions of their arguments."""
 
     def __init__(self) -> None:
-        self.running: list[tuple[int, dict[int, int]]] = []
+        self.running: list[tuple[int, dict[int, int], type]] = []
 
 
 _OF_THREAD = _OfThread()
@@ -51,6 +51,12 @@ def is_argument(tensor: torch.Tensor, node: int) -> bool:
     if not running or running[-1][0] != node:
         return False
     return running[-1][1].get(id(tensor)) == tensor._version
+
+
+def running_function() -> type | None:
+    """The innermost Python function whose `apply` runs in this thread."""
+    running = _OF_THREAD.running
+    return running[-1][2] if running else None
 
 
 def stream_of(node: Any) -> int | None:
@@ -74,7 +80,7 @@ def replacements(current_stream: Callable[[], int]) -> list[Replacement]:
     original_apply: Any = vars(Function)["apply"]
 
     def apply_and_note(cls: type, *args: Any, **kwargs: Any) -> Any:
-        _OF_THREAD.running.append((torch._C._autograd._get_sequence_nr(), _versions(args)))
+        _OF_THREAD.running.append((torch._C._autograd._get_sequence_nr(), _versions(args), cls))
         try:
             results = original_apply.__get__(None, cls)(*args, **kwargs)
         finally:

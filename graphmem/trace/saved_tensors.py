@@ -18,14 +18,13 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import checkpoint
 
 from graphmem import graph
 from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
 from graphmem.graph import OwnerKind, Storage
 from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
-from graphmem.trace import jit_tracer, whole_backward
+from graphmem.trace import checkpoints, jit_tracer, whole_backward
 from graphmem.trace.python_functions import is_argument, name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replaced_storages import ReplacedStorages
@@ -47,7 +46,6 @@ class _OfThread(threading.local):
     def __init__(self) -> None:
         self.unpacked: list[list[SavedToken]] = []
         self.regions: list[list[Hook]] = []
-        self.saves_arguments = False  # as checkpointing does from 2.12 on, without a node
         self.taken_over: Any = None
 
 
@@ -110,18 +108,8 @@ class SavedTensorHooks:
                 )
             yield
 
-        frames: Any = checkpoint._CheckpointFrame
-        save_inputs: Any = getattr(frames, "save_inputs", None)
-
-        def save_arguments(frame: Any, *args: Any) -> None:
-            of_thread.saves_arguments = True
-            try:
-                save_inputs(frame, *args)
-            finally:
-                of_thread.saves_arguments = False
-
         replacements = [
-            *([(frames, "save_inputs", save_arguments)] if save_inputs else []),
+            *checkpoints.replacements(),
             (manager, "__enter__", enter_wrapped),
             (manager, "__exit__", leave_wrapped),
             (torch.autograd.graph, "disable_saved_tensors_hooks", disabled),
@@ -179,10 +167,11 @@ class SavedTensorHooks:
         if tensor.layout is not torch.strided:
             self._pack_sparse(saved, tensor)
             return saved
+        is_checkpoints = checkpoints.saves_inputs()
         if wrapper is tensor:
             saved.version = self._versions.of(tensor)
             node = self._saving_node()
-            is_input = self._of_thread.saves_arguments or is_argument(tensor, node)
+            is_input = is_checkpoints or is_argument(tensor, node)
             # Autograd makes a node, saves inputs, runs the operation and then saves results
             # (tools/autograd/gen_variable_type.py, `emit_body`).
             if is_input or self._recorder.newest_node != node:
@@ -200,7 +189,9 @@ class SavedTensorHooks:
             saved.payload = tensor
         if storage is not None:
             saved.storage = storage
-            saved.owner = self._recorder.own(storage, OwnerKind.SAVED_TENSOR, "")
+            saved.owner = self._recorder.own(
+                storage, OwnerKind.SAVED_TENSOR, checkpoints.OWNER if is_checkpoints else ""
+            )
         return saved
 
     def _pack_sparse(self, saved: SavedToken, tensor: torch.Tensor) -> None:
