@@ -62,7 +62,7 @@ class _OfThread(threading.local):
         self.nodes: list[Node] = []
 
 
-class BackwardObserver(Protocol):
+class BackwardObserver(python_functions.FunctionObserver, Protocol):
     """Receives events of the backward walk."""
 
     def begin_backward(self) -> None:
@@ -79,9 +79,6 @@ class BackwardObserver(Protocol):
 
     def run_node(self, node: Node | None, *, keeps_graph: bool = False) -> None:
         """A node begins to run, perhaps not for the last time; None between two nodes."""
-
-    def current_stream(self) -> int:
-        """The handle of the stream on which operations run now."""
 
     def failed(self, error: Exception, roots: list[Node]) -> None:
         """The walk from these roots failed with an error, in the running node."""
@@ -130,7 +127,7 @@ class Backward:
             (torch.autograd, "_make_grads", begin_and_make_grads),
             *whole_backward.unless_running(answers, lambda: bool(self._tasks)),
             (BackwardCFunction, "maybe_clear_saved_tensors", self._clear_saved),
-            *python_functions.replacements(self._observer.current_stream),
+            *python_functions.replacements(self._observer),
         ]
         with replaced(replacements):
             yield

@@ -15,6 +15,7 @@ import torch
 from graphmem.frames import is_program, short_path
 from graphmem.graph import Owner, OwnerKind, Source, Storage
 from graphmem.trace.location import WRAPPED, Location, below, without_wrappers
+from graphmem.trace.python_functions import kept_by, name_of
 from graphmem.trace.quantised import (
     OF_EVERY_MODULE,
     is_foreign,
@@ -43,6 +44,20 @@ Transformer Engine with it, its gradient in float32
 (`megatron/core/distributed/distributed_data_parallel.py`), as DeepSpeed does
 (`deepspeed/runtime/bf16_optimizer.py`); DeepSpeed's ZeRO-3 the rank's shard, and ZeRO++ that of
 the node (`deepspeed/runtime/zero/partition_parameters.py`)."""
+
+
+def name_saved(tensor: torch.Tensor, name: str, recorder: Recorder) -> None:
+    """Name a tensor that was saved, unless a variable of the program holds it."""
+    storage = recorder.storage_of(tensor)
+    held = None if storage is None else recorder.variable_of(storage)
+    if held is not None and not held.name:
+        recorder.identify(tensor, OwnerKind.SAVED_TENSOR, name)
+
+
+def name_kept(node: Any, recorder: Recorder) -> None:
+    """Name what a Python function keeps in its context, of which autograd's hooks do not know."""
+    for name, tensor in kept_by(node):
+        name_saved(tensor, f"{name_of(node)}.{name}", recorder)
 
 
 def is_initialised(module: torch.nn.Module) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import Function, FunctionCtx
@@ -30,6 +30,16 @@ _RESULTS = "_graphmem_results"
 _STREAM = "_graphmem_stream"
 _GRAD_DTYPES = "_graphmem_grad_dtypes"
 _set_dtypes: Any = getattr(FunctionCtx, "set_output_grad_dtype", None)  # since 2.14
+
+
+class FunctionObserver(Protocol):
+    """Is told when Python functions have returned."""
+
+    def current_stream(self) -> int:
+        """The handle of the stream on which operations run now."""
+
+    def note_context(self, node: Any) -> None:
+        """A function that autograd differentiates has returned; its context is this node."""
 
 
 class _OfThread(threading.local):
@@ -71,12 +81,8 @@ def grad_dtypes_of(node: Any) -> dict[int, torch.dtype | None]:
     return dtypes
 
 
-def replacements(current_stream: Callable[[], int]) -> list[Replacement]:
-    """The attributes to replace so that `apply` has what it needs later.
-
-    Args:
-        current_stream: the handle of the stream on which operations run now.
-    """
+def replacements(observer: FunctionObserver) -> list[Replacement]:
+    """The attributes to replace so that `apply` has what it needs later."""
     original_apply: Any = vars(Function)["apply"]
 
     def apply_and_note(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -85,7 +91,7 @@ def replacements(current_stream: Callable[[], int]) -> list[Replacement]:
             results = original_apply.__get__(None, cls)(*args, **kwargs)
         finally:
             _OF_THREAD.running.pop()
-        _note_results(results if isinstance(results, tuple) else (results,), current_stream())
+        _note_results(results if isinstance(results, tuple) else (results,), observer)
         return results
 
     return [
@@ -111,13 +117,14 @@ def _versions(args: tuple[Any, ...]) -> dict[int, int]:
     return {id(tensor): tensor._version for tensor in tensors if not tensor.is_inference()}
 
 
-def _note_results(results: tuple[Any, ...], stream: int) -> None:
+def _note_results(results: tuple[Any, ...], observer: FunctionObserver) -> None:
     tensors = [value if isinstance(value, torch.Tensor) else None for value in results]
     for tensor in tensors:
         node: Any = None if tensor is None else tensor.grad_fn
         if isinstance(node, torch._C._FunctionBase):
             setattr(node, _RESULTS, [_look_of_zeros(node, each) for each in tensors])
-            setattr(node, _STREAM, stream)
+            setattr(node, _STREAM, observer.current_stream())
+            observer.note_context(node)
             return
 
 
@@ -186,6 +193,23 @@ def _per_tensor(node: Any, results: tuple[Any, ...], edges: Edges) -> list[Any]:
         takes_next = left and left[0][1] == (following is not None)
         outputs.append(left.popleft()[0] if takes_next else None)
     return outputs
+
+
+def kept_by(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that a Python function has put into its context, as `ctx.x = x`, with names."""
+    for name, value in vars(node).items():
+        yield from _tensors_in(value, name)
+
+
+def _tensors_in(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for position, each in enumerate(value):
+            yield from _tensors_in(each, f"{name}[{position}]")
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _tensors_in(each, f"{name}[{key!r}]")
 
 
 def name_of(node: Any) -> str:

@@ -25,6 +25,7 @@ from graphmem.frames import acts_for_the_program
 from graphmem.graph import OwnerKind, Storage
 from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
 from graphmem.trace import checkpoints, jit_tracer, whole_backward
+from graphmem.trace.naming import name_saved
 from graphmem.trace.python_functions import is_argument, name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replaced_storages import ReplacedStorages
@@ -321,7 +322,7 @@ class SavedTensorHooks:
             self._fields.give_hooks(node, partial(self._take, node), self._unpack, needs)
 
     def _take(self, node: Any, field: str, tensor: torch.Tensor) -> SavedToken:
-        whole_backward.name_saved(tensor, f"{name_of(node)}.{field}", self._recorder)
+        name_saved(tensor, f"{name_of(node)}.{field}", self._recorder)
         self._of_thread.taken_over = node
         try:
             return self._pack(tensor)

@@ -26,6 +26,7 @@ from graphmem.trace import (
     higher_order,
     initialisers,
     monitored,
+    naming,
     offloaded,
     printing,
     tensor_kinds,
@@ -47,7 +48,6 @@ from graphmem.trace.later_nodes import LaterNodes
 from graphmem.trace.library_flags import note_flags
 from graphmem.trace.line_search import LineSearches
 from graphmem.trace.location import Location
-from graphmem.trace.naming import describe_model, name_model, name_optimizer, name_variables
 from graphmem.trace.node_hooks import NodeHooks
 from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
@@ -245,11 +245,11 @@ class Session:
         for name, model in self.location.roots:
             self._name(model, name)
         for optimizer in self._known_optimizers():
-            name_optimizer(self.recorder, optimizer)
+            naming.name_optimizer(self.recorder, optimizer)
 
     def _name(self, model: torch.nn.Module, root: str) -> None:
-        name_model(self.recorder, model, root)
-        describe_model(self.recorder, model, root)
+        naming.name_model(self.recorder, model, root)
+        naming.describe_model(self.recorder, model, root)
 
     def _known_optimizers(self) -> Iterator[torch.optim.Optimizer]:
         for known in list(self._optimizers.values()):
@@ -262,7 +262,7 @@ class Session:
     def begin_backward(self) -> None:
         """Begin a phase at the outermost call of `backward`, of `grad` or of the engine."""
         if not self._depth and self.recorder.phases.running is not PhaseName.BACKWARD:
-            name_variables(self.recorder, self.location)
+            naming.name_variables(self.recorder, self.location)
             note_flags(self.recorder)
             self.recorder.phases.enter_backward()
 
@@ -323,6 +323,10 @@ class Session:
         """The handle of the current stream; a trace that follows none has only the default one."""
         return DEFAULT_STREAM if self.memory is None else self.memory.current_stream
 
+    def note_context(self, node: Any) -> None:
+        """Name what a Python function keeps in its context."""
+        naming.name_kept(node, self.recorder)
+
     def failed(self, error: Exception, roots: list[Any]) -> None:
         """Attach a place to an error, for the case that no user line calls `backward`.
 
@@ -348,13 +352,13 @@ class Session:
             if known is None or known() is not optimizer:
                 self._optimizers[id(optimizer)] = weakref.ref(optimizer)
                 for name, model in self.location.roots:
-                    name_model(self.recorder, model, name)
+                    naming.name_model(self.recorder, model, name)
             if _has_gradients(optimizer):
-                name_optimizer(self.recorder, optimizer)
+                naming.name_optimizer(self.recorder, optimizer)
             self.recorder.phases.optimizer_steps()
 
         def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            name_optimizer(self.recorder, optimizer)
+            naming.name_optimizer(self.recorder, optimizer)
             self.optimizer_stepped()
 
         handles = [

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from graphmem.graph import OwnerKind
+from graphmem.trace.naming import name_saved
 from graphmem.trace.python_functions import name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.saved_fields import SavedFields
@@ -53,14 +53,6 @@ def name_all_saved(nodes: Iterable[Any], recorder: Recorder) -> None:
     for node in nodes:
         for field, tensor in fields.tensors_of(node):
             name_saved(tensor, f"{name_of(node)}.{field}", recorder)
-
-
-def name_saved(tensor: torch.Tensor, name: str, recorder: Recorder) -> None:
-    """Name a tensor that was saved, unless a variable of the program holds it."""
-    storage = recorder.storage_of(tensor)
-    held = None if storage is None else recorder.variable_of(storage)
-    if held is not None and not held.name:
-        recorder.identify(tensor, OwnerKind.SAVED_TENSOR, name)
 
 
 def was_on() -> bool:

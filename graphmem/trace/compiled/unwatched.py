@@ -167,5 +167,8 @@ class _Nobody:
     def current_stream(self) -> int:
         return DEFAULT_STREAM
 
+    def note_context(self, node: Any) -> None:
+        return None
+
     def failed(self, error: Exception, roots: list[Any]) -> None:
         return None
