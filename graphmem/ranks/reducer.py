@@ -253,6 +253,7 @@ class Reducer:
             self._calls[index] += 1
             return
         if not self._expects_hooks:
+            self._name_local(self._parameters[index])
             return
         if not self._has_marked_unused:
             self._has_marked_unused = True
@@ -265,6 +266,13 @@ class Reducer:
         if self._rebuilds:
             self._ready_order.append(index)
         self._mark_ready(index)
+
+    def _name_local(self, parameter: torch.Tensor) -> None:
+        """Name a gradient of `no_sync`, which a bucket will replace if gradients are its views."""
+        if self._keeps_views and parameter.grad is not None:
+            name = self._recorder.identity_of(parameter) or "a parameter"
+            gradient = f"{name}.grad (not reduced yet)"
+            self._recorder.identify(parameter.grad, OwnerKind.GRADIENT, gradient)
 
     def _mark_ready(self, index: int) -> None:
         self._must_finalize = True

@@ -65,6 +65,19 @@ def test_one_gpu_says_that_it_is_exact(run_graphmem: Run) -> None:
     assert plan["stages"][0]["peak"] == report["peak"]["allocated"]
 
 
+def test_gradients_that_live_in_ddps_buckets_are_gradients(run_graphmem: Run) -> None:
+    """As in a run with `gradient_as_bucket_view`; else the buckets are there beside them."""
+    held = []
+    for options in ([], ["--bucket-view"]):
+        outcome = run_graphmem("plan", LLAMA, *TINY, "--gpus", "2", *options, "--format", "json")
+        held.append(json.loads(outcome.stdout)["stages"][0]["most"])
+
+    separate, views = held
+    assert separate["communication"] == separate["gradient"] == separate["parameter"]
+    assert "communication" not in views
+    assert views["gradient"] == views["parameter"] == separate["parameter"]
+
+
 def test_what_does_not_fit_exits_1(run_graphmem: Run) -> None:
     """16 GB cannot hold the logits of 4 x 4096 tokens and 200,000 classes: 13 GB in fp32, twice."""
     outcome = run_graphmem(

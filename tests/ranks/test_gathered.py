@@ -62,6 +62,13 @@ with model.no_sync():
     model(rows).sum().backward()
 torch.empty(1 << 26, device="cuda")
 """
+LOCAL = """
+from torch.nn.parallel import DistributedDataParallel
+model = DistributedDataParallel(model.cuda(), gradient_as_bucket_view=True)
+with model.no_sync():
+    model(rows).sum().backward()
+torch.empty(1 << 26, device="cuda")
+"""
 FSDP2 = """
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 fully_shard(model.cuda(), mp_policy=MixedPrecisionPolicy({types}))
@@ -263,6 +270,13 @@ def test_gradients_that_fsdp1_has_not_reduced_are_gradients(
 
     assert held["by_category"]["gradient"] == WHOLE
     assert any(".grad (not reduced yet)" in each for each in reasons(held, "gradient"))
+
+
+def test_gradients_that_ddps_buckets_will_replace_are_gradients(at_peak: Report) -> None:
+    held = at_peak(LOCAL)
+
+    assert held["by_category"]["gradient"] == 2 * WHOLE  # and the buckets
+    assert any("weight.grad (not reduced yet)" in each for each in reasons(held, "gradient"))
 
 
 @pytest.mark.parametrize("types", ["", "torch.bfloat16, torch.float32"])

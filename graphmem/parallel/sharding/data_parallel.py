@@ -193,23 +193,14 @@ class DataParallel:
         if not forwards:
             return
         second = forwards[1] if len(forwards) > 1 else None
+        category = Category.GRADIENT if self._layout.bucket_view else COMMUNICATION
+        what = "the first iteration's bucket"
         for nbytes in first_buckets(sizes):
-            self._pieces.append(
-                Allocation(
-                    nbytes,
-                    forwards[0],
-                    second,
-                    "the first iteration's bucket",
-                    category=COMMUNICATION,
-                )
-            )
+            self._pieces.append(Allocation(nbytes, forwards[0], second, what, category=category))
         if second is not None:
+            born, what = _after(second), "bucket of gradients"
             for nbytes in rebuilt_buckets(sizes):
-                self._pieces.append(
-                    Allocation(
-                        nbytes, _after(second), None, "bucket of gradients", category=COMMUNICATION
-                    )
-                )
+                self._pieces.append(Allocation(nbytes, born, None, what, category=category))
         if self._layout.bucket_view:
             for each in trained:
                 self._end_when_ready(each.gradients)
@@ -360,11 +351,11 @@ class DataParallel:
         """Move complete gradients to the host, where the offloaded optimizer reads them."""
         on_host: dict[str, int] = {}
         for allocation in kept:
+            name = allocation.what if allocation.storage is None else self.parameter_of(allocation)
             is_gradient = Category.GRADIENT in (allocation.category, kind_of(allocation))
-            if is_gradient and (allocation.dies is None or self._lives_into_optimizer(allocation)):
-                name = (
-                    allocation.what if allocation.storage is None else self.parameter_of(allocation)
-                )
+            if not is_gradient or name not in self.parameters:  # DDP's buckets stay
+                continue
+            if allocation.dies is None or self._lives_into_optimizer(allocation):
                 on_host[name] = max(on_host.get(name, 0), allocation.nbytes)
                 moved = (
                     self.ready(allocation)
