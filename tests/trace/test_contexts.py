@@ -29,8 +29,8 @@ class Keeps(torch.autograd.Function):
 
 
 def test_tensors_in_a_context_are_activations_with_its_name() -> None:
-    keep: Any = Keeps.apply
     with graphmem.virtual_gpu("t4") as gpu:
+        keep: Any = Keeps.apply
         weight = torch.ones(ROWS, WIDTH, device="cuda", requires_grad=True)
         for _ in range(2):
             weight.grad = None
