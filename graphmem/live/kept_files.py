@@ -5,10 +5,11 @@ replace the weights of an earlier, real run; nor may such a run's checkpoints be
 there are newer ones. Such a file is moved aside before, into a folder of its file system, and moved
 back when the run ends:
 (1) a file of weights that the script opens for writing, replaces, renames or removes;
-(2) any other file that it removes and does not make anew, such as a checkpoint's configuration.
+(2) any other file that it removes and does not make anew, such as a checkpoint's configuration;
+(3) both kinds in a folder that it renames.
 
-What the run itself has made is not kept. Not covered: folders that are renamed, and what other
-processes and native code write, except for `torch.save` and safetensors' `save_file`.
+What the run itself has made is not kept. Not covered: what other processes and native code write,
+except for `torch.save` and safetensors' `save_file`.
 """
 
 from __future__ import annotations
@@ -122,12 +123,12 @@ class KeptFiles:
         def call(src: Any, dst: Any, **folders: int | None) -> None:
             source = _place(src, folders.get("src_dir_fd"))
             target = _place(dst, folders.get("dst_dir_fd"))
-            is_older = self._has_older_weights(source)
+            older = [each for each in _files_of(source) if self._is_older(each)]
             if source != target and source.is_file():
                 self._overwrite(target)
             rename(src, dst, **folders)
-            if is_older:
-                self._note(source, target)
+            for each in older:
+                self._note(each, target / each.relative_to(source))
 
         return call
 
@@ -200,6 +201,13 @@ class KeptFiles:
         if not left:
             for folder in self._aside.values():
                 shutil.rmtree(folder)
+
+
+def _files_of(place: Path) -> list[Path]:
+    """The files in a folder, at any depth; of a file, itself if it holds weights (clause 1)."""
+    if place.is_dir() and not place.is_symlink():
+        return [Path(folder, name) for folder, _, names in os.walk(place) for name in names]
+    return [place] if _holds_weights(place) else []
 
 
 def _place(path: Any, folder: int | None) -> Path:

@@ -57,6 +57,19 @@ torch.save(weights, "step-5.tmp/weights.pt")
 shutil.rmtree("step-5")
 os.rename("step-5.tmp", "step-5")
 """,
+    "a folder renamed": """
+os.rename("step-5", "previous")
+os.makedirs("step-5")
+torch.save(weights, "step-5/weights.pt")
+""",
+    "folders rotated": """
+for _ in range(3):
+    shutil.rmtree("previous", ignore_errors=True)
+    os.rename("step-5", "previous")
+    os.makedirs("step-5")
+    torch.save(weights, "step-5/weights.pt")
+    pathlib.Path("step-5/config.json").write_text("{}")
+""",
 }
 OF_THE_RUN = """
 for _ in range(2):
