@@ -27,6 +27,7 @@ from graphmem.live.messages import (
 )
 from graphmem.live.program_threads import ProgramThreads
 from graphmem.live.session import EnoughSteps, LiveSession
+from graphmem.live.sparse_safetensors import sparse_safetensors
 from graphmem.live.unpublished import unpublished
 from graphmem.live.verdict import verdict_of
 from graphmem.live.workers import with_stand_ins
@@ -147,6 +148,7 @@ class VirtualGpu:
             stack.enter_context(standing_in(self.stand_ins, self.runtime.gpu))
             stack.enter_context(with_stand_ins(self.stand_ins, self.runtime.gpu))
             stack.enter_context(KeptFiles(session.recorder, session.location).kept())
+            stack.enter_context(sparse_safetensors())
             stack.enter_context(unpublished(session.recorder, session.location))
             stack.enter_context(replaced(self._replacements()))
             stack.enter_context(ranks.groups_taken_down())
