@@ -6,7 +6,7 @@ there are newer ones. Such a file is moved aside before, into a folder of its fi
 back when the run ends:
 (1) a file of weights that the script opens for writing, replaces, renames or removes;
 (2) any other file that it removes and does not make anew, such as a checkpoint's configuration;
-(3) both kinds in a folder that it renames.
+(3) all files in a folder that it renames, if one of them holds weights.
 
 What the run itself has made is not kept. Not covered: what other processes and native code write,
 except for `torch.save` and safetensors' `save_file`.
@@ -123,7 +123,7 @@ class KeptFiles:
         def call(src: Any, dst: Any, **folders: int | None) -> None:
             source = _place(src, folders.get("src_dir_fd"))
             target = _place(dst, folders.get("dst_dir_fd"))
-            older = [each for each in _files_of(source) if self._is_older(each)]
+            older = self._older_checkpoint(source)
             if source != target and source.is_file():
                 self._overwrite(target)
             rename(src, dst, **folders)
@@ -139,6 +139,14 @@ class KeptFiles:
             if self._has_older_weights(place):
                 with suppress(FileNotFoundError):  # another rank was faster
                     self._set_aside(place)
+
+    def _older_checkpoint(self, place: Path) -> list[Path]:
+        """The file, or those in the folder, if there are older weights (clauses 1 and 3)."""
+        files = [place]
+        if place.is_dir() and not place.is_symlink():
+            files = [Path(folder, name) for folder, _, names in os.walk(place) for name in names]
+        older = [each for each in files if self._is_older(each)]
+        return older if any(map(_holds_weights, older)) else []
 
     def _has_older_weights(self, place: Path) -> bool:
         return self._is_older(place) and _holds_weights(place)
@@ -201,13 +209,6 @@ class KeptFiles:
         if not left:
             for folder in self._aside.values():
                 shutil.rmtree(folder)
-
-
-def _files_of(place: Path) -> list[Path]:
-    """The files in a folder, at any depth; of a file, itself if it holds weights (clause 1)."""
-    if place.is_dir() and not place.is_symlink():
-        return [Path(folder, name) for folder, _, names in os.walk(place) for name in names]
-    return [place] if _holds_weights(place) else []
 
 
 def _place(path: Any, folder: int | None) -> Path:

@@ -77,6 +77,7 @@ for _ in range(2):
     save_file(weights, "new.safetensors")
     torch.save(weights, "gone.pt")
     os.remove("gone.pt")
+os.rename("logs", "logs of before")
 os.remove("done.txt")
 for name in ("log.txt", "done.txt"):
     pathlib.Path(name).write_text("of this run")
@@ -121,7 +122,7 @@ def test_what_was_there_before_is_there_afterwards(case: str, run: Run) -> None:
     before = {
         file: held for file, held in run.before.items() if file.is_relative_to(run.folder / case)
     }
-    assert len(before) == 7
+    assert len(before) == 8
     assert _contents(run.folder / case).items() >= before.items()
 
 
@@ -136,6 +137,7 @@ def test_what_the_script_makes_is_its_own(run: Run) -> None:
     folder = run.folder / "its own"
     assert not (folder / "gone.pt").exists()
     assert (folder / "log.txt").read_text() == "of this run"
+    assert (folder / "logs of before/log.txt").read_text() == "of an earlier run"
     assert (folder / "done.txt").read_text() == "of this run"
     for made in (
         torch.load(folder / "new.pt", map_location="cpu"),
@@ -167,7 +169,8 @@ def _leave_an_earlier_run(folder: Path) -> None:
     save_file(TRAINED, folder / "weights.safetensors")
     (folder / "step-5/config.json").write_text("{}")
     (folder / "link.pt").symlink_to("last.pt")
-    for name in ("log.txt", "done.txt"):
+    (folder / "logs").mkdir()
+    for name in ("log.txt", "done.txt", "logs/log.txt"):
         (folder / name).write_text("of an earlier run")
 
 
