@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ def scale_batch(step: TrainingStep, factor: float) -> TrainingStep:
 
     The batch is the first dimension of the first input; every input whose first dimension has the
     same size is repeated or cut to the scaled size, and so is every tensor that the loss closes
-    over, such as labels.
+    over, such as labels, wherever `ClosedOver` finds it.
 
     Raises:
         InputError: the step makes its own inputs, or the scaled batch is empty.
@@ -65,11 +64,16 @@ def _times(old: int, factor: float) -> int:
 
 
 def _with_batch(step: TrainingStep, new_size: Callable[[int], int]) -> TrainingStep:
+    from graphmem.trace.closed_over import Relabelled
+
     make = step.inputs
     if callable(make):
         return replace(step, inputs=lambda: mapped(inputs := make(), _resizer(inputs, new_size)))
     resize = _resizer(make, new_size)
-    return replace(step, inputs=mapped(make, resize), loss=_with_labels(step.loss, resize))
+    loss = None
+    if step.loss is not None:
+        loss = Relabelled(step.loss, lambda labels: mapped(labels, resize))
+    return replace(step, inputs=mapped(make, resize), loss=loss)
 
 
 def _resizer(inputs: Any, new_size: Callable[[int], int]) -> Resize:
@@ -82,35 +86,14 @@ def _resizer(inputs: Any, new_size: Callable[[int], int]) -> Resize:
     return partial(_resized, old=old, new=new_size(old))
 
 
-def _with_labels(loss: Any, resize: Resize) -> Any:
-    """A copy of a loss that closes over resized tensors; the original keeps its own."""
-    if isinstance(loss, partial):
-        function = _with_labels(loss.func, resize)
-        return partial(function, *mapped(loss.args, resize), **mapped(loss.keywords, resize))
-    if not isinstance(loss, FunctionType):
-        return loss
-    cells = tuple(_with_label(cell, resize) for cell in loss.__closure__ or ())
-    defaults = mapped(loss.__defaults__, resize)
-    copied = FunctionType(loss.__code__, loss.__globals__, loss.__name__, defaults, cells)
-    copied.__kwdefaults__ = loss.__kwdefaults__
-    return copied
-
-
-def _with_label(cell: CellType, resize: Resize) -> CellType:
-    """A new cell for a tensor; other variables stay the function's own."""
-    try:
-        value = cell.cell_contents
-    except ValueError:  # not assigned yet
-        return cell
-    return CellType(resize(value)) if isinstance(value, torch.Tensor) else cell
-
-
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Apply a change to every tensor in nested dicts, tuples and lists."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
         return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(item, change) for item in value))
     if isinstance(value, (tuple, list)):
         return type(value)(mapped(item, change) for item in value)
     return value

@@ -15,6 +15,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,8 +23,48 @@ import torch
 
 from graphmem.frames import is_program, short_path
 from graphmem.graph import Source
+from graphmem.training_step import TrainingStep
 
-Move = Callable[[Any], Any]
+Change = Callable[[Any], Any]
+
+
+def is_movable(tensor: torch.Tensor) -> bool:
+    """Whether a hand-written loop would move a tensor that its loss closes over."""
+    return tensor.device.type == "cpu" and tensor.dim() > 0 and not tensor.requires_grad
+
+
+@dataclass(frozen=True)
+class Relabelled:
+    """A loss that runs with other tensors in place of those that it closes over.
+
+    Args:
+        loss: the loss as the program has it.
+        change: makes the other value of a tensor or a nest of them.
+    """
+
+    loss: Callable[..., Any]
+    change: Change
+
+    def __call__(self, output: Any) -> Any:
+        """The loss of an output; a trace calls `loss` itself, since this keeps the output alive."""
+        with self.in_place():
+            return self.loss(output)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the other tensors where the loss finds them, while the context is open."""
+        with ClosedOver(self.loss, lambda tensor: tensor.dim() > 0).replaced(self.change):
+            yield
+
+
+@contextmanager
+def labels_in_place(step: TrainingStep) -> Iterator[TrainingStep]:
+    """A step whose loss is the program's own, with the labels that it is to run with."""
+    if not isinstance(step.loss, Relabelled):
+        yield step
+        return
+    with step.loss.in_place():
+        yield replace(step, loss=step.loss.loss)
 
 
 class _Place(NamedTuple):
@@ -35,41 +76,49 @@ class _Place(NamedTuple):
 
 
 class ClosedOver:
-    """The host tensors and modules that a loss closes over.
+    """The tensors, and the modules on the host, that a loss closes over.
+
+    Args:
+        loss: the loss, if there is one.
+        wanted: which tensors.
 
     Attributes:
-        names: the names of those that move.
+        names: the names of the tensors and modules.
         source: the line that defines the loss; None if unknown.
     """
 
-    def __init__(self, loss: Callable[..., Any] | None, device: torch.device) -> None:
-        self._device = device
+    def __init__(
+        self,
+        loss: Callable[..., Any] | None,
+        wanted: Callable[[torch.Tensor], bool] = is_movable,
+    ) -> None:
+        self._wanted = wanted
         self._seen: set[int] = set()
         self._places: list[_Place] = []
         self._modules: dict[str, torch.nn.Module] = {}
         self.source = _source_of(loss)
-        if loss is not None and device.type != "cpu":
+        if loss is not None:
             self._look_at("the loss", loss, None)
 
     @property
     def names(self) -> list[str]:
-        """The names that the loss uses for the tensors and modules that move."""
+        """The names that the loss uses for the tensors and modules."""
         return list(dict.fromkeys([*(place.name for place in self._places), *self._modules]))
 
-    def move_modules(self) -> None:
+    def move_modules(self, device: torch.device) -> None:
         """Move the modules, once, before the first iteration."""
         for module in self._modules.values():
-            module.to(self._device)
+            module.to(device)
 
     @contextmanager
-    def moved(self, move: Move) -> Iterator[None]:
-        """Have the tensors on the device while the context is open.
+    def replaced(self, change: Change) -> Iterator[None]:
+        """Have others in the place of the tensors while the context is open.
 
         Args:
-            move: copies a nest of tensors to the device.
+            change: makes the other value of a tensor or a nest of them, such as a copy elsewhere.
         """
         for place in self._places:
-            place.put(move(place.value))
+            place.put(change(place.value))
         try:
             yield
         finally:
@@ -84,7 +133,7 @@ class ClosedOver:
             held = [*value.parameters(), *value.buffers()]
             if any(tensor.device.type == "cpu" for tensor in held):
                 self._modules[name] = value
-        elif put is not None and _holds_host_tensors(value):
+        elif put is not None and _holds(value, self._wanted):
             self._places.append(_Place(name, value, put))
         elif callable(value):
             self._seen.add(id(value))
@@ -139,12 +188,12 @@ class ClosedOver:
             self._look_at(name, value, partial(function.keywords.__setitem__, name))
 
 
-def _holds_host_tensors(value: Any) -> bool:
+def _holds(value: Any, wanted: Callable[[torch.Tensor], bool]) -> bool:
     if isinstance(value, torch.Tensor):
-        return value.device.type == "cpu" and value.dim() > 0 and not value.requires_grad
+        return wanted(value)
     if isinstance(value, dict):
-        return any(map(_holds_host_tensors, dict.values(value)))
-    return isinstance(value, (list, tuple)) and any(map(_holds_host_tensors, value))
+        return any(_holds(item, wanted) for item in dict.values(value))
+    return isinstance(value, (list, tuple)) and any(_holds(item, wanted) for item in value)
 
 
 def _put_default(function: types.FunctionType, position: int, value: Any) -> None:

@@ -94,7 +94,7 @@ class TrainingLoop:
         self._offload = offload
         self._notice = notice
         self._moves_inputs = False
-        self._closed_over = ClosedOver(None, device)
+        self._closed_over = ClosedOver(None)
         self.optimizer: torch.optim.Optimizer | None = None
         self.scaler: Any = None
         self.output: Any = None
@@ -106,7 +106,7 @@ class TrainingLoop:
         if self._inference:
             self._model.eval()
             return
-        if self._moves_inputs:
+        if self._moves_inputs and self._device.type != "cpu":
             self._move_what_the_loss_closes_over()
         self.optimizer = self._make_optimizer()
         if self.optimizer is not None:
@@ -117,8 +117,8 @@ class TrainingLoop:
             self.scaler = self._step.scaler or None
 
     def _move_what_the_loss_closes_over(self) -> None:
-        self._closed_over = ClosedOver(self._step.loss, self._device)
-        self._closed_over.move_modules()
+        self._closed_over = ClosedOver(self._step.loss)
+        self._closed_over.move_modules(self._device)
         if self._closed_over.names:
             self._notice(
                 f"host tensors that the loss closes over ({', '.join(self._closed_over.names)})",
@@ -166,7 +166,7 @@ class TrainingLoop:
     def _forward_with_loss(self) -> None:
         loss_of = self._step.loss or default_loss
         inputs = [self._next_inputs()]  # popped, so that no variable of this loop keeps them
-        with self._closed_over.moved(self._to_device), self._offloading(), self._autocast():
+        with self._closed_over.replaced(self._to_device), self._offloading(), self._autocast():
             if self._step.keep_output:
                 self.output = self._output(inputs)
                 loss = loss_of(self.output)

@@ -20,6 +20,7 @@ from graphmem.graph import OwnerKind, StepGraph
 from graphmem.own_process import without_collector
 from graphmem.retention import kept_of
 from graphmem.trace.addresses import far_from_others, of_tensors
+from graphmem.trace.closed_over import labels_in_place
 from graphmem.trace.holders import holders_of
 from graphmem.trace.loop import TrainingLoop
 from graphmem.trace.messages import InferenceOfOwnLoopError
@@ -141,20 +142,20 @@ class _Tracer:
         ):
             self._session.mode.belongings = belongings
             self._session.reads.choose(Choices.parse(self._options.assume))
-            step = build()
-            self._session.reads.choose(Choices.of(step.assume))
-            self._session.reads.choose(Choices.parse(self._options.assume))
-            iterate = self._prepare(step)
-            self._recorder.host.begin_steps()
-            for number in range(self._options.steps):
-                self._progress(f"tracing step {number + 1} of {self._options.steps}")
-                self._iterate(number, iterate)
-            self._find_holders()
-            self._session.reads.name_unused()
-            self._recorder.graph.is_routed = self._session.reads.is_routed
-            if self._gpu is not None:
-                self._recorder.graph.host = self._recorder.host.peaks()
-            return self._recorder.finish()
+            with labels_in_place(build()) as step:
+                self._session.reads.choose(Choices.of(step.assume))
+                self._session.reads.choose(Choices.parse(self._options.assume))
+                iterate = self._prepare(step)
+                self._recorder.host.begin_steps()
+                for number in range(self._options.steps):
+                    self._progress(f"tracing step {number + 1} of {self._options.steps}")
+                    self._iterate(number, iterate)
+                self._find_holders()
+                self._session.reads.name_unused()
+                self._recorder.graph.is_routed = self._session.reads.is_routed
+                if self._gpu is not None:
+                    self._recorder.graph.host = self._recorder.host.peaks()
+                return self._recorder.finish()
 
     def _device_context(self, belongings: Belongings) -> AbstractContextManager[None]:
         if self._gpu is None:
