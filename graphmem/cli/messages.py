@@ -101,6 +101,25 @@ class TwoShardingsError(InputError):
         super().__init__("--fsdp and --zero are two ways of sharding", hint="take one of them")
 
 
+class NothingGatheredError(InputError):
+    """An option for weights that FSDP gathers, and none are."""
+
+    def __init__(self, option: str) -> None:
+        super().__init__(
+            f"{option} is for weights that are sharded and gathered", hint="add --fsdp or --zero 3"
+        )
+
+
+class NoBucketsError(InputError):
+    """`--bucket-view` for gradients that are in no buckets of DDP's."""
+
+    def __init__(self, layout: object) -> None:
+        super().__init__(
+            f"--bucket-view keeps gradients in DDP's buckets; {layout} has none",
+            hint="leave --bucket-view out",
+        )
+
+
 class UnknownOffloadError(InputError):
     """`--offload` names an unknown kind of state."""
 

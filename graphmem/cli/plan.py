@@ -10,6 +10,8 @@ import typer
 
 from graphmem.cli import options
 from graphmem.cli.messages import (
+    NoBucketsError,
+    NothingGatheredError,
     SearchOptionsError,
     SearchWithWrapError,
     StagesNotNumbersError,
@@ -262,6 +264,7 @@ def plan(
     if dask or also or sort or top:
         raise SearchOptionsError()
     check_degrees(layout, gpus)
+    _check_sharding_options(layout, wrap)
     _plan(target, request, layout, blocks, tuple(wrap or ()), put)
 
 
@@ -284,6 +287,17 @@ class _Degrees(NamedTuple):
         model = given["tensor"] * given["pipeline"] * given["context"]
         data = max(1, gpus // max(1, model)) if self.data is None else self.data
         return {**given, "data": data}
+
+
+def _check_sharding_options(layout: Layout, wrap: list[str] | None) -> None:
+    """Reject options that would change nothing; a search may try shardings where they do."""
+    if not layout.sharding.shares_parameters:
+        if wrap:
+            raise NothingGatheredError("--wrap")
+        if not layout.reshard_after_forward:
+            raise NothingGatheredError("--no-reshard")
+    if layout.bucket_view and not layout.has_buckets:
+        raise NoBucketsError(layout)
 
 
 def _plan(

@@ -16,6 +16,7 @@ from graphmem.parallel.messages import (
     InterleavedMicroBatchesError,
     InterleaveWithoutPipelineError,
     SequenceWithoutTensorError,
+    WholeParametersOffloadedError,
     WrongWorldError,
 )
 
@@ -122,6 +123,17 @@ class Layout:
         return self.data * self.context
 
     @property
+    def shares_parameters(self) -> bool:
+        """Whether a rank keeps only a share of the parameters, and gathers the others."""
+        return self.sharding.shares_parameters and self.sharding_ranks > 1
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether DDP reduces the gradients, in its buckets."""
+        replicated = self.sharding in (Sharding.REPLICATED, Sharding.ZERO_1)
+        return replicated and self.precision is Precision.TRACED and self.sharding_ranks > 1
+
+    @property
     def communicators(self) -> int:
         """How many NCCL communicators a rank has: one for each degree, as of a `DeviceMesh`.
 
@@ -181,6 +193,8 @@ def check_degrees(layout: Layout, ranks: int) -> None:
         )
     if layout.sequence_parallel and layout.tensor == 1:
         raise SequenceWithoutTensorError()
+    if "parameters" in layout.offload and not layout.shares_parameters:
+        raise WholeParametersOffloadedError()
 
 
 def _nearest_degrees(model: int, ranks: int) -> str:

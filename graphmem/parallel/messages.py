@@ -47,6 +47,16 @@ class SequenceWithoutTensorError(InputError):
         super().__init__("--sp splits along the tensor-parallel ranks", hint="add --tp 2 or more")
 
 
+class WholeParametersOffloadedError(InputError):
+    """`--offload parameters` of weights that no replica gathers before it reads them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "--offload parameters needs weights that replicas shard; others are read in place",
+            hint="--fsdp or --zero 3, with --dp or --cp of 2 or more",
+        )
+
+
 class DegreeBelowOneError(InputError):
     """A degree of parallelism is a positive number."""
 

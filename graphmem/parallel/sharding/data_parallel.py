@@ -128,7 +128,7 @@ class DataParallel:
                 self._pieces = shard_fully(self._rank, self._pieces, self.parameters)
             elif layout.sharding is Sharding.ZERO_2:
                 self._reduce_in_one_buffer()
-            elif layout.precision is Precision.TRACED:
+            elif layout.has_buckets:
                 self._add_ddp_buckets()
             if layout.sharding.shares_optimizer:
                 self._shard_optimizer()
