@@ -10,7 +10,8 @@ fullest forward pass (graphmem/forward_passes.py):
   (4) it *recomputes* all its operations, and allocates their bytes again;
   (5) lists and dictionaries of modules are left out: they are never called;
   (6) so is a module that has all parameters, such as the `module` of DistributedDataParallel: it is
-      the model, and all that it drops comes back at once when the backward pass begins.
+      the model, and all that it drops comes back at once when the backward pass begins;
+  (7) so is a module within another one that runs the same operations: both save the same.
 
 Not covered: the peak itself, which may move into the recomputation: `graphmem whatif --checkpoint`
 measures that by tracing with checkpointing on.
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from graphmem.annotations import FULLEST_FORWARD, SAVED_TENSORS
 from graphmem.graph import Op, StepGraph, TensorOut
@@ -86,10 +88,15 @@ def find_checkpointing(
                 inside[module].append(op)
     tick = graph.phases[forward].end
     saved: SavedTensors = annotations.of(SAVED_TENSORS)
-    found = (
-        _checkpointed(module, ops, graph, saved, tick)
+    called = {
+        module: ops
         for module, ops in inside.items()
         if graph.modules.get(module) not in _NEVER_CALLED and not _is_the_model(module, graph)
+    }
+    found = (
+        _checkpointed(module, ops, graph, saved, tick)
+        for module, ops in called.items()
+        if all(len(called.get(outer, ())) != len(ops) for outer in _ancestors(module))
     )
     return Checkpointing(
         tuple(
@@ -112,6 +119,10 @@ def _with_ancestors(module: str) -> Iterator[str]:
     while module:
         yield module
         module = module.rpartition(".")[0]
+
+
+def _ancestors(module: str) -> Iterator[str]:
+    return islice(_with_ancestors(module), 1, None)
 
 
 def _checkpointed(

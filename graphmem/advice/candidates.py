@@ -157,9 +157,11 @@ def _first_line(graph: StepGraph, module: str) -> str:
 def _activations(request: Request, analysis: Analysis) -> Iterator[Candidate]:
     known = defaultdict[str, list[Any]](list)
     for each in analysis.annotations.of(OUTPUT_REUSE).activations:
-        if each.exchange_saves_bytes > 0:
-            known[each.name.rstrip("_")].append(each)
+        known[each.name.rstrip("_")].append(each)
     for old, found in known.items():
+        saves = sum(each.exchange_saves_bytes for each in found)
+        if saves <= 0:
+            continue
         new = "leaky_relu-inplace" if old == "leaky_relu" else "relu"
         yield Candidate(
             f"{new} in place of {old} ({counted(len(found), 'call')})",
@@ -172,7 +174,7 @@ def _activations(request: Request, analysis: Analysis) -> Iterator[Candidate]:
                     request.changes, activations={**request.changes.activations, old: new}
                 ),
             ),
-            sum(each.exchange_saves_bytes for each in found),
+            saves,
         )
 
 

@@ -18,6 +18,7 @@ from tests.support.places import FIXTURES
 
 MLP = f"{FIXTURES / 'mlp'}.py:build"
 REQUEST = Request(steps=1, settings={"activation": "gelu"})
+REQUEST_OF_A_MODEL = Request(steps=1)
 WIDE = 2 * 4096 * 4096 * 2
 
 
@@ -130,6 +131,17 @@ def test_autocast_is_advised_in_what_the_card_computes_with(
 
     found = [each.option for each in candidates(request, made) if "autocast" in each.option]
     assert found == options
+
+
+def test_an_activation_is_exchanged_in_all_its_calls() -> None:
+    """`--activation` exchanges the calls that save nothing as well, as the finding counts them."""
+    layers = [nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU()]  # no layer saves the last
+    model = nn.Sequential(*layers)
+    made = run_analysis(lambda: (model, torch.ones(8, 8)), REQUEST_OF_A_MODEL)
+
+    (advice,) = (each for each in candidates(REQUEST_OF_A_MODEL, made) if "gelu" in each.what)
+    assert advice.what == "relu in place of gelu (2 calls)"
+    assert advice.frees_bytes == 8 * 8 * 4
 
 
 def test_the_command_prints_what_to_try(run_graphmem: Callable[..., Any]) -> None:

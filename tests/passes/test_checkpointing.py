@@ -112,6 +112,16 @@ def test_the_model_within_a_wrapper_is_not_advised() -> None:
     )
 
 
+def test_a_module_that_runs_all_of_another_one_is_advised_once() -> None:
+    """Checkpointing a block or the network that is all of it is the same change."""
+    blocks = (Wrapper(nn.Sequential(nn.Linear(8, 8), nn.GELU())) for _ in range(2))
+    model = nn.Sequential(*blocks)
+    found = run_analysis(lambda: (model, torch.randn(64, 8)), Request(steps=1))
+
+    advised = [each.module for each in found.annotations["checkpointing"].modules]
+    assert advised == ["0", "1"]  # and neither `0.module` nor `1.module`
+
+
 def test_one_operation_is_not_several() -> None:
     found = Checkpointing((CheckpointedModule("wte", 131072, 1, 131072),))
     (line,) = found.report_lines()
