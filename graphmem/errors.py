@@ -20,9 +20,11 @@ class GraphmemError(Exception):
         exit_code: the exit code of the command line.
         hint: one sentence on what to do, or None.
         user_traceback: the traceback reduced to the user's frames, or None.
+        user_line: the user's line that failed, such as `model.py:12`, or None.
     """
 
     exit_code = 3
+    user_line: str | None = None
 
     def __init__(
         self, message: str, *, hint: str | None = None, user_traceback: str | None = None

@@ -132,7 +132,15 @@ def user_error(error: BaseException, what: str, within: str = "") -> InputError:
     lines = "".join(told.format() if told.stack else told.format_exception_only())
     lines = lines.replace(str(error), _without_kernels(str(error)))
     described.user_traceback = lines if has_lines else None
+    described.user_line = _user_line(error, told.stack)
     return described
+
+
+def _user_line(error: BaseException, stack: list[FrameSummary]) -> str | None:
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{short_path(error.filename)}:{error.lineno}"
+    own = [frame for frame in stack if origin_of(frame.filename) is Origin.USER]
+    return _line(own[-1]) if own else None
 
 
 def _without_kernels(text: str) -> str:

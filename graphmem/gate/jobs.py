@@ -46,12 +46,17 @@ class Job:
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The reason why there is no report; the exit code tells whose fault it is."""
+    """The reason why there is no report; the exit code tells whose fault it is.
+
+    Attributes:
+        source: the user's line that failed, or None.
+    """
 
     exit_code: int
     message: str
     hint: str | None = None
     user_traceback: str | None = None
+    source: str | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -126,7 +131,9 @@ def _run_on_loop(worker: Any, act: Callable[[], None]) -> None:
 
 def failed(error: GraphmemError) -> Outcome:
     """The outcome for an error."""
-    failure = Failure(error.exit_code, str(error), error.hint, error.user_traceback)
+    failure = Failure(
+        error.exit_code, str(error), error.hint, error.user_traceback, error.user_line
+    )
     return Outcome(None, failure=failure)
 
 

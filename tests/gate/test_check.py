@@ -185,6 +185,28 @@ def test_a_target_that_fails_or_dies_does_not_hide_the_others(project: Project) 
     assert project.lock.count("[targets.one]") == project.lock.count("[targets.two]") == 1
 
 
+def test_an_error_is_annotated_at_the_line_that_failed(project: Project) -> None:
+    """In whichever file of the project that is; a process that died has none."""
+    targets = ("raises", "syntax", "calls", "dies")
+    tables = (f'[targets.{each}]\ntarget = "{each}.py"\n' for each in targets)
+    project.write("graphmem.toml", "\n".join(tables))
+    project.write("raises.py", "def build():\n    raise ValueError('no data')\n")
+    project.write("syntax.py", "\n\ndef build(:\n")
+    project.write("calls.py", "import helper\n\n\ndef build():\n    helper.read()\n")
+    project.write("helper.py", "def read():\n    open('no file')\n")
+    project.write("dies.py", "import os\n\n\ndef build():\n    os._exit(7)\n")
+
+    run = project.graphmem("check", "--format", "github")
+
+    places = {line.partition(",title=")[0] for line in run.stdout.splitlines()[:-1]}
+    assert places == {
+        "::error file=raises.py,line=2",
+        "::error file=syntax.py,line=3",
+        "::error file=helper.py,line=2",
+        "::error file=dies.py,line=1",
+    }
+
+
 def test_an_interrupt_leaves_the_baseline_untouched_and_no_process(project: Project) -> None:
     project.write("graphmem.lock", 'schema = "graphmem.lock/1"\n\n[targets]\n')
     before = project.lock
