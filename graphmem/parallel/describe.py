@@ -122,6 +122,11 @@ def notes(layout: Layout, dimensions: Dimensions) -> Iterator[str]:
             "a model: the scratch memory of a kernel is divided like its result; real kernels "
             "choose theirs for the smaller shapes"
         )
+    if layout.tensor > 1:
+        yield (
+            "left out of what tensor parallelism sends: the sums for a divided vocabulary, and "
+            "what checkpoints and sequence parallelism send again in the backward pass"
+        )
     if layout.sharding_ranks > 1:
         yield from _notes_on_sharding(layout)
     if layout.expert > 1:

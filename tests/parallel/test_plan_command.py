@@ -56,6 +56,20 @@ def test_text_says_what_is_exact(run_graphmem: Run, tmp_path: Path) -> None:
     assert "NCCL" in text
 
 
+@pytest.mark.parametrize(("split", "is_told"), [("--tp", True), ("--dp", False)])
+def test_the_text_says_what_of_tensor_parallelism_is_not_counted(
+    run_graphmem: Run, split: str, is_told: bool
+) -> None:
+    """Each of 4 layers sums two row products in either pass; the vocabulary's two are missing."""
+    options = ("--gpus", "2", split, "2", "--format", "json")
+    plan = json.loads(run_graphmem("plan", LLAMA, *TINY, *options).stdout)
+
+    assert any("sums for a divided vocabulary" in each for each in plan["notes"]) is is_told
+    sent = [each for each in plan["stages"][0]["traffic"] if "tensor" in each["what"]]
+    hidden = 4 * 64 * 64 * 2  # batch, sequence, width in bf16; two ranks send each sum once
+    assert [each["bytes"] for each in sent] == [4 * 2 * 2 * hidden] * is_told
+
+
 def test_one_gpu_says_that_it_is_exact(run_graphmem: Run) -> None:
     planned = run_graphmem("plan", LLAMA, *TINY, "--format", "json")
     analyzed = run_graphmem("analyze", LLAMA, *TINY, "--format", "json")

@@ -13,7 +13,10 @@ parameters; ZeRO-3 and FSDP gather parameters in the forward and in the backward
 reduce-scatter gradients (Rajbhandari et al. 2019, arXiv:1910.02054, section 7), for each
 micro-batch. Tensor parallelism reduces once for each product divided by rows in the forward pass
 and once for each input of products divided by columns in the backward pass; sequence parallelism
-does the same by all-gather and reduce-scatter (arXiv:2205.05198, section 4.2.2). Context
+does the same by all-gather and reduce-scatter (arXiv:2205.05198, section 4.2.2). Left out are, for
+each micro-batch, the sums of a divided embedding's rows and of the gradient for the divided
+classes' input, the products that a checkpoint repeats, and the inputs that sequence parallelism
+gathers a second time for the weights' gradients. Context
 parallelism gathers keys and values in the forward pass, and again in the backward pass, because
 only a rank's own were saved, and reduce-scatters their gradients (`AttnFuncWithCPAndKVAllGather`,
 transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py). Expert parallelism
