@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch._C import _distributed_c10d as c10d
 from torch._prims_common import make_contiguous_strides_for
 
 from graphmem import constructors
@@ -59,10 +60,10 @@ def _compare_parameters(group: Any, parameters: Sequence[torch.Tensor], logger: 
     device = parameters[0].device
     count = constructors.tensor([len(parameters)], device=device)
     gathered = [torch.empty_like(count) for _ in range(group.size())]
-    group.allgather([gathered], [count]).wait()
+    group.allgather([gathered], [count], c10d.AllgatherOptions()).wait()
     shapes = [number for each in parameters for number in (*each.shape, *each.stride())]
     sent = constructors.tensor(shapes, dtype=torch.int64).to(device)
-    group.broadcast([sent]).wait()
+    group.broadcast([sent], c10d.BroadcastOptions()).wait()
     del sent
     while gathered:  # first to last, as a C++ vector frees its elements
         del gathered[0]

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from graphmem import constructors
 from graphmem.graph import OwnerKind
@@ -143,7 +144,7 @@ class Reducer:
         for count in (len(order) + 1, len(found)):
             sent.append(constructors.empty(count, dtype=torch.int32))  # written on the host
             sent.append(self._new_ints(count))
-            self._group.broadcast(sent[-1:]).wait()
+            self._group.broadcast(sent[-1:], c10d.BroadcastOptions()).wait()
         while sent:  # last to first, as C++ scopes do
             sent.pop()
         self._has_rebuilt = True
@@ -211,7 +212,10 @@ class Reducer:
     def _run_comm_hook(self, bucket: GradBucket) -> Any:
         if self._comm_hook is not None:
             return self._comm_hook(bucket)
-        return self._group.allreduce([bucket.buffer()]).get_future()
+        return self._sum(bucket.buffer()).get_future()
+
+    def _sum(self, tensor: torch.Tensor) -> Any:
+        return self._group.allreduce([tensor], c10d.AllreduceOptions())
 
     def _get_local_used_map(self) -> torch.Tensor:
         assert self._used_map is not None
@@ -317,7 +321,7 @@ class Reducer:
 
     def _reduce_used_map(self) -> None:
         assert self._used_map is not None
-        self._used_work = self._group.allreduce([self._used_map])
+        self._used_work = self._sum(self._used_map)
 
     def _finalize_queued(self) -> None:
         if self._is_static and self._rebuilds:

@@ -344,6 +344,12 @@ INNER_NAMES = (
         since=(2, 15),
     ),
     Names("torch._C._distributed_c10d", "ProcessGroup Work ReduceOp", "collectives", _RANKS),
+    Names(
+        "torch._C._distributed_c10d",
+        "AllgatherOptions AllreduceOptions BroadcastOptions",
+        "what C++ passes with a collective",
+        _RANKS,
+    ),
     Names("torch.nested", _NESTED, "refusing strided nested tensors by name", "that error"),
     Names(
         "torch.nested._internal.nested_tensor",

@@ -15,6 +15,7 @@ _KEEP_NUMBERS = frozenset(
     {aten.select.int, aten.view.default, aten.squeeze.default, aten.squeeze.dim}
     | {aten.unsqueeze.default, aten.slice.Tensor, aten.index.Tensor, aten.expand.default}
     | {aten.detach.default, aten.alias.default, aten.clone.default, aten._to_copy.default}
+    | {aten.max.default, aten.min.default, aten.amax.default, aten.amin.default}
 )
 
 

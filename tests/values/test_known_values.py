@@ -368,6 +368,16 @@ class TestRules:
 
         assert on_card(program)[0] == [1, [1, 1, 1, 1], 0.5, 2]
 
+    def test_the_largest_of_unknown_numbers_keeps_to_their_bounds(self) -> None:
+        """Matcha-TTS: `mu[:, :, : lengths.max()]`, of lengths that are at least 1."""
+
+        def program(device: torch.device) -> Any:
+            lengths = torch.randn(4, 3, device=device).sum(1).clamp_min(1).long()
+            longest = torch.empty(4, 9)[:, : lengths.max()].shape[1]
+            return [longest, lengths.amax().item(), lengths.min().item(), lengths.amin(0).item()]
+
+        assert on_card(program)[0] == [1, 1, 1, 1]
+
     def test_a_single_unknown_number_is_not_zero(self) -> None:
         """`if loss == 0: continue`, which goes on as `if loss:` does."""
 

@@ -1,0 +1,73 @@
+"""A process group that a program writes in Python, as torchft does for DistributedDataParallel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Outcome
+
+_PROGRAM = """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import Work
+
+    class Done(Work):
+        def __init__(self, tensors):
+            super().__init__()
+            self.future = torch.futures.Future()
+            self.future.set_result(tensors)
+
+        def wait(self, timeout=None):
+            return True
+
+        def get_future(self):
+            return self.future
+
+    class Discarding(dist.ProcessGroup):
+        def size(self):
+            return 1
+
+        def allgather(self, outputs, inputs, opts):
+            outputs[0][0].copy_(inputs[0])
+            return Done(outputs[0])
+
+        def broadcast(self, tensors, opts):
+            return Done(tensors)
+
+        def allreduce(self, tensors, opts):
+            print(type(opts).__name__, [each.numel() for each in tensors])
+            return Done(tensors)
+
+    model = torch.nn.Linear(300, 200).to(DEVICE)
+    net = torch.nn.parallel.DistributedDataParallel(
+        model, process_group=Discarding(0, 1), find_unused_parameters=FINDS
+    )
+    for _ in range(2):
+        net(torch.ones(4, 300, device=DEVICE)).sum().backward()
+    print(sum(each.grad.numel() for each in model.parameters()))
+"""
+
+
+@pytest.mark.parametrize("finds", [True, False])
+def test_its_methods_are_called_as_cpp_calls_them(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path, finds: bool
+) -> None:
+    """With the options of the collective, which they may require: as on the real CPU."""
+    written = []
+    for device in ("cpu", "cuda"):
+        path = tmp_path / f"on_{device}.py"
+        path.write_text(f"DEVICE, FINDS = {device!r}, {finds}\n" + textwrap.dedent(_PROGRAM))
+        written.append(path)
+    command = [sys.executable, str(written[0])]
+    real = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    done = run_graphmem("run", str(written[1]))
+
+    assert (done.exit_code, done.stdout) == (0, real.stdout), done.stderr
+    assert "AllreduceOptions [60200]" in real.stdout
