@@ -179,9 +179,12 @@ class LiveSession(FollowedSession):
             self._name(model, name)
 
     def _count_forward(self) -> None:
-        """Count forward passes, which are the steps if nothing trains, as in generation."""
+        """Count forward passes, which are the steps if nothing trains, as in generation.
+
+        After a refusal that the program has caught it may complete no step, as torchft.
+        """
         self._forwards += 1
-        trains = self._made or self._walked
+        trains = (self._made or self._walked) and self.mode.refusal is None
         if self._max_steps is not None and not trains and self._forwards > self._max_steps:
             self._stop(has_trained=False)
 

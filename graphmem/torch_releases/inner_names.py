@@ -324,6 +324,13 @@ INNER_NAMES = (
         "torch.distributed.distributed_c10d", "ProcessGroupNCCL", "NCCL", _RANKS, build=Build.CUDA
     ),
     Names("torch.distributed", "ProcessGroupNCCL", "NCCL", _RANKS, build=Build.CUDA),
+    Names(
+        "torch.distributed.ProcessGroupNCCL",
+        "__init__",
+        "refusing NCCL groups of a program's own",
+        "that error",
+        build=Build.CUDA,
+    ),
     Names("torch._C", "_nccl_version _nccl_version_suffix", "NCCL", _RANKS, build=Build.CUDA),
     Names("torch.distributed.device_mesh", "_get_device_handle", "the card of a rank", _RANKS),
     Names("torch.distributed.distributed_c10d.Backend", "_plugins", "process groups", _RANKS),

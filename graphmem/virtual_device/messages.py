@@ -92,6 +92,17 @@ class SharedEventError(InputError):
         )
 
 
+class OwnNcclGroupError(InputError):
+    """A program makes a process group of NCCL itself."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the script makes a ProcessGroupNCCL itself, which needs a real card",
+            hint="graphmem knows the groups that torch.distributed.init_process_group and "
+            "new_group make",
+        )
+
+
 class UnsupportedReleaseError(InputError):
     """A package's installed release calls other kernels than those that have rules.
 

@@ -2,16 +2,20 @@
 
 Programs ask whether it is available and for its version: torchtune before it trains in bfloat16,
 DistributedDataParallel before it accepts a bfloat16 hook (`_check_comm_hook`,
-torch/nn/parallel/distributed.py).
+torch/nn/parallel/distributed.py). A group that a program makes of NCCL itself, as torchft does, is
+refused; those of `init_process_group` and `new_group` are not NCCL's (graphmem/ranks/init.py).
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
 
+from graphmem.virtual_device.messages import OwnNcclGroupError
 from graphmem.virtual_device.patching import Replacement
 
 _TIMEOUT = timedelta(minutes=10)  # kProcessGroupNCCLDefaultTimeout (ProcessGroupNCCL.hpp)
@@ -33,13 +37,25 @@ class ProcessGroupNCCL:
 
         def __init__(self, is_high_priority_stream: bool = False) -> None:
             self.is_high_priority_stream = is_high_priority_stream
+            self.config = SimpleNamespace()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        _refuse(self)
+
+
+def _refuse(group: Any, *args: Any, **options: Any) -> NoReturn:
+    """In place of the constructor."""
+    raise OwnNcclGroupError()
 
 
 def nccl_replacements(torch_release: tuple[int, int]) -> list[Replacement]:
-    """List the attributes to replace: none in a CUDA build, or in one without distributed."""
-    if not torch.distributed.is_available() or torch.distributed.is_nccl_available():
+    """List the attributes to replace: in a CUDA build the constructor, else also what it lacks."""
+    if not torch.distributed.is_available():
         return []
     from torch.distributed import distributed_c10d
+
+    if torch.distributed.is_nccl_available():
+        return [(distributed_c10d.ProcessGroupNCCL, "__init__", _refuse)]
 
     found = (version for since, version in _NCCL_OF_RELEASE if torch_release >= since)
     major, minor, patch = next(found)

@@ -71,3 +71,29 @@ def test_its_methods_are_called_as_cpp_calls_them(
 
     assert (done.exit_code, done.stdout) == (0, real.stdout), done.stderr
     assert "AllreduceOptions [60200]" in real.stdout
+
+
+def test_a_group_of_nccl_is_refused_even_if_that_is_caught(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """torchft catches every error, makes no step, and tries again for ever."""
+    path = tmp_path / "refused.py"
+    path.write_text(
+        "import torch\n"
+        "import torch.distributed as dist\n"
+        "model = torch.nn.Linear(8, 8).cuda()\n"
+        "torch.optim.SGD(model.parameters())\n"
+        "while True:\n"
+        "    try:\n"
+        "        options = dist.ProcessGroupNCCL.Options()\n"
+        "        options.config.blocking = False\n"
+        "        dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, options)\n"
+        "    except Exception:\n"
+        "        model(torch.ones(4, 8, device='cuda')).sum().backward()\n"
+    )
+
+    done = run_graphmem("run", "--max-steps", "3", str(path))
+
+    assert done.exit_code == 2
+    assert "did not go on as on a card: the script makes a ProcessGroupNCCL itself" in done.stderr
+    assert "refused.py:9" in done.stderr
