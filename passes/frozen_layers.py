@@ -68,16 +68,17 @@ class FrozenLayers:
     layers: tuple[FrozenLayer, ...]
 
     def report_lines(self) -> Iterator[str]:
-        """Yield one line for each reason, if it is about any tensor."""
+        """Yield one line for each reason, if it is about any memory of the layers' own."""
         by_reason = defaultdict[str, list[FrozenLayer]](list)
         for layer in self.layers:
             by_reason[layer.reason].append(layer)
         for reason, layers in by_reason.items():
-            if reason != NO_TENSOR:
+            pruned = sum(each.pruned_bytes for each in layers)
+            kept = sum(each.kept_bytes for each in layers)
+            if pruned or kept:
                 yield (
                     f"{_named(layers)}: {reason} "
-                    f"(pruned {format_bytes(sum(each.pruned_bytes for each in layers))}, "
-                    f"kept {format_bytes(sum(each.kept_bytes for each in layers))})"
+                    f"(pruned {format_bytes(pruned)}, kept {format_bytes(kept)})"
                 )
 
 

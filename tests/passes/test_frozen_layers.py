@@ -117,6 +117,27 @@ def test_a_factor_never_trains_so_nothing_is_pruned_for_it() -> None:
     }
 
 
+def test_a_layer_whose_input_is_saved_by_its_adapter_makes_no_finding() -> None:
+    """As LoRA's: not saving it prunes nothing."""
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(100, 100).requires_grad_(False)
+            self.adapter = nn.Linear(100, 100)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.base(x) + self.adapter(x)
+            return output
+
+    def build() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Sequential(nn.Linear(100, 100), Adapted()), torch.randn(64, 100)
+
+    analysis = run_analysis(build, Request(steps=1))
+    assert reasons(analysis) == {"1.base": LINEAR.format("AddmmBackward0.mat1")}
+    assert "frozen_layers" not in {each.found_by for each in analysis.report.findings}
+
+
 def test_a_frozen_copy_that_does_not_run_makes_no_finding() -> None:
     """As an average of the weights is kept for evaluation."""
 
