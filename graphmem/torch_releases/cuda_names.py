@@ -10,6 +10,7 @@ from graphmem.torch_releases.names import Build, Names
 
 _C = "torch._C"
 _PROGRAM = "programs that use it, which would then need a driver"
+_RANKS = "launched jobs"
 
 CUDA_NAMES = (
     Names(
@@ -219,6 +220,24 @@ CUDA_NAMES = (
         "the tensors that graphs of compiled code leave in their pool",
         "mode='reduce-overhead'",
     ),
+    Names(
+        "torch.distributed.distributed_c10d",
+        "_NCCL_AVAILABLE default_pg_nccl_timeout",
+        "making NCCL available in a CPU build too",
+        _RANKS,
+    ),
+    Names(
+        "torch.distributed.distributed_c10d", "ProcessGroupNCCL", "NCCL", _RANKS, build=Build.CUDA
+    ),
+    Names("torch.distributed", "ProcessGroupNCCL", "NCCL", _RANKS, build=Build.CUDA),
+    Names(
+        "torch.distributed.ProcessGroupNCCL",
+        "__init__",
+        "refusing NCCL groups of a program's own",
+        "that error",
+        build=Build.CUDA,
+    ),
+    Names("torch._C", "_nccl_version _nccl_version_suffix", "NCCL", _RANKS, build=Build.CUDA),
     Names("torch.cuda.memory", "MemPool use_mem_pool", "memory pools", "programs with pools"),
     Names("torch.cuda.MemPool", "__new__", "refusing pools in `analyze`", "that error"),
     Names("torch.cuda.nvtx", "_nvtx", "NVTX ranges", _PROGRAM),

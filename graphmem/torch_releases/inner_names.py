@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphmem.torch_releases.names import Build, Names
+from graphmem.torch_releases.names import Names
 
 _NO_TRACE = "every trace"
 _BACKWARD = "the backward pass"
@@ -314,24 +314,6 @@ INNER_NAMES = (
     Names("torch.multiprocessing.spawn", "start_processes", "ranks that a script starts", _RANKS),
     Names("torch.distributed.c10d_logger", "_get_msg_dict", "collectives that fail", _RANKS),
     Names("torch.distributed.distributed_c10d", "_world", "process groups", _RANKS),
-    Names(
-        "torch.distributed.distributed_c10d",
-        "_NCCL_AVAILABLE default_pg_nccl_timeout",
-        "making NCCL available in a CPU build too",
-        _RANKS,
-    ),
-    Names(
-        "torch.distributed.distributed_c10d", "ProcessGroupNCCL", "NCCL", _RANKS, build=Build.CUDA
-    ),
-    Names("torch.distributed", "ProcessGroupNCCL", "NCCL", _RANKS, build=Build.CUDA),
-    Names(
-        "torch.distributed.ProcessGroupNCCL",
-        "__init__",
-        "refusing NCCL groups of a program's own",
-        "that error",
-        build=Build.CUDA,
-    ),
-    Names("torch._C", "_nccl_version _nccl_version_suffix", "NCCL", _RANKS, build=Build.CUDA),
     Names("torch.distributed.device_mesh", "_get_device_handle", "the card of a rank", _RANKS),
     Names("torch.distributed.distributed_c10d.Backend", "_plugins", "process groups", _RANKS),
     Names(
