@@ -29,6 +29,7 @@ _MATERIALIZES = "_graphmem_materializes"
 _RESULTS = "_graphmem_results"
 _STREAM = "_graphmem_stream"
 _GRAD_DTYPES = "_graphmem_grad_dtypes"
+_DEEPEST = 4  # lists within lists; one may contain itself
 _set_dtypes: Any = getattr(FunctionCtx, "set_output_grad_dtype", None)  # since 2.14
 
 
@@ -201,15 +202,17 @@ def kept_by(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield from _tensors_in(value, name)
 
 
-def _tensors_in(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors_in(value: object, name: str, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield name, value
+    elif depth == _DEEPEST:
+        return
     elif isinstance(value, list | tuple):
         for position, each in enumerate(value):
-            yield from _tensors_in(each, f"{name}[{position}]")
+            yield from _tensors_in(each, f"{name}[{position}]", depth + 1)
     elif isinstance(value, Mapping):
         for key, each in value.items():
-            yield from _tensors_in(each, f"{name}[{key!r}]")
+            yield from _tensors_in(each, f"{name}[{key!r}]", depth + 1)
 
 
 def name_of(node: Any) -> str:

@@ -20,6 +20,8 @@ class Keeps(torch.autograd.Function):
         ctx.doubled = x * 2
         ctx.others = [x + 1, {"tripled": x * 3}]
         ctx.scale = 2.0
+        ctx.circular = [ctx.scale]
+        ctx.circular.append(ctx.circular)
         return x.sum()
 
     @staticmethod
