@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
@@ -94,10 +95,14 @@ class Pass:
     online: Callable[[Runtime], Any] | None = None
 
 
-def installed_passes() -> list[Pass]:
-    """Every pass of the entry-point group, sorted by the name of its entry point."""
+@cache
+def installed_passes() -> tuple[Pass, ...]:
+    """Every pass of the entry-point group, sorted by the name of its entry point.
+
+    They are searched for once: that reads the metadata of every installed package.
+    """
     found = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    return [point.load() for point in found]
+    return tuple(point.load() for point in found)
 
 
 def online_pass(name: str, runtime: Runtime) -> Any:

@@ -24,6 +24,9 @@ os.environ["GRAPHMEM_CACHE"] = ""
 # Reports are as wide as without a terminal.
 os.environ.pop("COLUMNS", None)
 
+_frozen: list[int] = []
+"""How many objects each test has set aside; Python counts them anew, one by one."""
+
 # A shared machine is too uneven for deadlines; CI must not fail by chance.
 settings.register_profile("graphmem", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("graphmem")
@@ -39,11 +42,13 @@ def pytest_collection_finish() -> None:
 
     import graphmem
     from graphmem.caller import belongings
+    from graphmem.live import collector_pace
 
     # imports everything it needs
     graphmem.analyze(lambda: (torch.nn.Linear(1, 1), torch.ones(1, 1)))
     _set_aside()
     belongings._all_objects = gc.get_objects
+    collector_pace._old_objects = lambda: len(gc.get_objects()) + sum(_frozen)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,6 +59,7 @@ def pytest_runtest_setup() -> None:
 
 def _set_aside() -> None:
     gc.collect()
+    _frozen.append(len(gc.get_objects()))
     gc.freeze()
 
 

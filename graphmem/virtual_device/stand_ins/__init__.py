@@ -64,8 +64,8 @@ def find(names: Iterable[str]) -> list[StandIn]:
     Raises:
         InputError: one does not exist, or an older release of its package is installed.
     """
-    known = _known()
     wanted = list(dict.fromkeys(names))
+    known = _known() if wanted else {}
     for name in wanted:
         if name not in known:
             raise UnknownStandInError(name, ", ".join(sorted(known)) or "none", GROUP)
