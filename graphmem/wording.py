@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 GATHERED = "(all-gathered)"
 FROM_THE_HOST = "(copied from the host)"
 """What marks the name of a parameter that a rank has for a while, beside its own shard."""
+NOT_REDUCED = ".grad (not reduced yet)"
+"""What the name of a rank's own gradient ends with, after the parameter's."""
 
 
 def listed(words: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from graphmem.trace.location import Location, below, without_wrappers
 from graphmem.trace.naming import name_together
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
-from graphmem.wording import GATHERED
+from graphmem.wording import GATHERED, NOT_REDUCED
 
 
 def replacements(recorder: Recorder, location: Location) -> list[Replacement]:
@@ -72,7 +72,7 @@ def _naming_accumulated(recorder: Recorder, location: Location) -> Callable[...,
         reshard(state, handle, *unused)
         gradient = handle.flat_param.grad
         if gradient is not None and not state._sync_gradients:
-            name = f"{_whole(recorder, location, handle)}.grad (not reduced yet)"
+            name = f"{_whole(recorder, location, handle)}{NOT_REDUCED}"
             recorder.identify(gradient, OwnerKind.GRADIENT, name)
 
     return reshard_and_name

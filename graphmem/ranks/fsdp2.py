@@ -21,7 +21,7 @@ from graphmem.graph import OwnerKind
 from graphmem.trace.naming import module_together, name_together
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
-from graphmem.wording import GATHERED
+from graphmem.wording import GATHERED, NOT_REDUCED
 
 Call = Callable[..., Any]
 
@@ -80,7 +80,7 @@ def _naming_accumulated(recorder: Recorder) -> Call:
             if gradient is None and hasattr(parameter, "_unsharded_param"):
                 gradient = parameter._unsharded_param.grad
             if gradient is not None:
-                name = f"{_names_of(recorder, [parameter])[0]}.grad (not reduced yet)"
+                name = f"{_names_of(recorder, [parameter])[0]}{NOT_REDUCED}"
                 recorder.identify(gradient, OwnerKind.GRADIENT, name)
 
     return finish_and_name

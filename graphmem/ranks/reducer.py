@@ -40,6 +40,7 @@ from graphmem.ranks.error_messages import NoReducerModelError, SparseGradientsEr
 from graphmem.ranks.reducer_hook import ReducerHook
 from graphmem.trace.gradients import clone_obey_contract
 from graphmem.trace.recorder import Recorder
+from graphmem.wording import NOT_REDUCED
 
 _is_alias_of: Any = vars(torch._C)["_is_alias_of"]
 
@@ -275,8 +276,7 @@ class Reducer:
         """Name a gradient of `no_sync`, which a bucket will replace if gradients are its views."""
         if self._keeps_views and parameter.grad is not None:
             name = self._recorder.identity_of(parameter) or "a parameter"
-            gradient = f"{name}.grad (not reduced yet)"
-            self._recorder.identify(parameter.grad, OwnerKind.GRADIENT, gradient)
+            self._recorder.identify(parameter.grad, OwnerKind.GRADIENT, f"{name}{NOT_REDUCED}")
 
     def _mark_ready(self, index: int) -> None:
         self._must_finalize = True
