@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from itertools import chain
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,45 +42,44 @@ def sparse_safetensors() -> AbstractContextManager[None]:
 def _write(tensors: Mapping[str, Any], file: Path, header: dict[str, Any]) -> None:
     """Write tensors, in the header's order."""
     rows = {name: row for name, row in header.items() if name != "__metadata__"}
-    end = 0
-    for name, row in rows.items():
-        row["shape"] = list(_field(tensors[name], "shape"))
-        row["data_offsets"] = [end, end + _length(tensors[name])]
-        end = row["data_offsets"][1]
+    data = [_bytes_of(tensors[name]) for name in rows]
+    ends = list(accumulate((each.nbytes for each in data), initial=0))
+    for (name, row), offsets in zip(rows.items(), pairwise(ends), strict=True):
+        row["shape"] = list(_shape_of(tensors[name]))
+        row["data_offsets"] = offsets
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with file.open("wb") as opened:
         opened.write(len(text).to_bytes(_ALIGNMENT, "little") + text)
-        for chunk in chain.from_iterable(_chunks(tensors[name]) for name in rows):
-            if chunk == _ZEROS[: len(chunk)]:
-                opened.seek(len(chunk), os.SEEK_CUR)
-            else:
-                opened.write(chunk)
-        opened.truncate(_ALIGNMENT + len(text) + end)
+        for each in data:
+            for start in range(0, each.nbytes, _CHUNK):
+                chunk = bytes(each[start : start + _CHUNK])
+                if chunk == _ZEROS[: len(chunk)]:
+                    opened.seek(len(chunk), os.SEEK_CUR)
+                else:
+                    opened.write(chunk)
+        opened.truncate(_ALIGNMENT + len(text) + ends[-1])
+
+
+# A tensor as the library passes it on is a `TensorSpec`; before 0.8, a dictionary with its bytes.
 
 
 def _empty(tensor: Any, module: ModuleType) -> Any:
-    """A tensor of the same type without elements; before 0.8, a dictionary with its bytes."""
+    """A tensor of the same type without elements."""
     if isinstance(tensor, dict):
         return {**tensor, "shape": [0], "data": b""}
     dtype = str(vars(module)["_TYPES"][tensor.dtype]).removeprefix("torch.")
     return type(tensor)(dtype=dtype, shape=[0], data_ptr=tensor.data_ptr, data_len=0)
 
 
-def _field(tensor: Any, name: str) -> Any:
-    return tensor[name] if isinstance(tensor, dict) else getattr(tensor, name)
+def _shape_of(tensor: Any) -> Iterable[int]:
+    shape: Iterable[int] = tensor["shape"] if isinstance(tensor, dict) else tensor.shape
+    return shape
 
 
-def _length(tensor: Any) -> int:
-    length: int = len(tensor["data"]) if isinstance(tensor, dict) else tensor.data_len
-    return length
-
-
-def _chunks(tensor: Any) -> Iterator[bytes]:
-    length = _length(tensor)
-    for start in range(0, length, _CHUNK):
-        count = min(_CHUNK, length - start)
-        if isinstance(tensor, dict):
-            yield tensor["data"][start : start + count]
-        else:
-            yield ctypes.string_at(tensor.data_ptr + start, count)
+def _bytes_of(tensor: Any) -> memoryview:
+    if isinstance(tensor, dict):
+        return memoryview(tensor["data"])
+    if not tensor.data_len:  # there need be no address
+        return memoryview(b"")
+    return memoryview((ctypes.c_ubyte * tensor.data_len).from_address(tensor.data_ptr)).cast("B")

@@ -28,8 +28,7 @@ _OF_THREAD = _OfThread()
 
 def saves_inputs() -> bool:
     """Whether this thread is saving a checkpoint's inputs."""
-    function = running_function()
-    return _OF_THREAD.is_saving or (function is not None and function is _FUNCTION)
+    return _OF_THREAD.is_saving or (_FUNCTION is not None and running_function() is _FUNCTION)
 
 
 def replacements() -> list[Replacement]:

@@ -29,6 +29,11 @@ _NCCL_OF_RELEASE: tuple[tuple[tuple[int, int], tuple[int, int, int]], ...] = (
 )
 
 
+def _refuse(group: Any, *args: Any, **options: Any) -> NoReturn:
+    """In place of the constructor."""
+    raise OwnNcclGroupError()
+
+
 class ProcessGroupNCCL:
     """A class without instances: no group is an NCCL group."""
 
@@ -39,13 +44,7 @@ class ProcessGroupNCCL:
             self.is_high_priority_stream = is_high_priority_stream
             self.config = SimpleNamespace()
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        _refuse(self)
-
-
-def _refuse(group: Any, *args: Any, **options: Any) -> NoReturn:
-    """In place of the constructor."""
-    raise OwnNcclGroupError()
+    __init__ = _refuse
 
 
 def nccl_replacements(torch_release: tuple[int, int]) -> list[Replacement]:
