@@ -46,7 +46,7 @@ COMPILER_NAMES = (
     ),
     Names(
         "torch._dynamo.compiled_autograd",
-        "compiled_autograd_enabled",
+        "compiled_autograd_enabled reset",
         "backward passes that are compiled as a whole",
         "compiled autograd",
     ),
@@ -58,7 +58,7 @@ COMPILER_NAMES = (
     ),
     Names(
         "torch._C._dynamo.compiled_autograd",
-        "set_autograd_compiler",
+        "clear_cache set_autograd_compiler",
         "leaving graphmem's hooks out of its graphs",
         "compiled autograd",
     ),

@@ -8,9 +8,10 @@ does without graphmem, and has the program's hooks itself: those of graphmem wou
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from graphmem.trace.python_functions import name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.saved_fields import SavedFields
 from graphmem.virtual_device.device_guard import HiddenDevices
-from graphmem.virtual_device.patching import Replacement
+from graphmem.virtual_device.patching import Replacement, replaced
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine
 _MODULE = "torch._dynamo.compiled_autograd"
@@ -135,6 +136,32 @@ def choosing_hooks(are_users: Callable[[], bool]) -> Replacement:
     return engines, "set_autograd_compiler", switch_and_choose
 
 
+@contextmanager
+def spared() -> Iterator[None]:
+    """Let Dynamo's reset leave compiled autograd as it is: the program may have it on.
+
+    Amid a pass the engine holds an entry of the cache (`CacheNode`,
+    torch/csrc/dynamo/python_compiled_autograd.cpp), which clearing would free.
+    """
+    compiled_autograd: Any = importlib.import_module(_MODULE)
+    reset = compiled_autograd.reset
+
+    def reset_if_off() -> None:
+        if is_running():
+            return
+        if is_on():
+            torch._C._dynamo.compiled_autograd.clear_cache()
+        else:
+            reset()
+
+    leaves_out_hooks = _leave_out_hooks(False)
+    try:
+        with replaced([(compiled_autograd, "reset", reset_if_off)]):
+            yield
+    finally:
+        _leave_out_hooks(leaves_out_hooks)
+
+
 def capturing(unwatched: Callable[[], AbstractContextManager[None]]) -> list[Replacement]:
     """The attributes to replace so that the engine's work on the graph is not recorded.
 
@@ -162,6 +189,11 @@ def capturing(unwatched: Callable[[], AbstractContextManager[None]]) -> list[Rep
     return [(Compiler, "begin_capture", begin_unwatched), (Compiler, "end_capture", end_and_show)]
 
 
-def _leave_out_hooks(value: bool) -> None:
-    """As Dynamo does while it traces (`get_hooks`, aten/src/ATen/SavedTensorHooks.cpp)."""
-    torch._C._autograd._saved_tensors_hooks_set_tracing(value)
+def _leave_out_hooks(value: bool) -> bool:
+    """As Dynamo does while it traces (`get_hooks`, aten/src/ATen/SavedTensorHooks.cpp).
+
+    Returns:
+        Whether they were left out.
+    """
+    were_left_out: bool = torch._C._autograd._saved_tensors_hooks_set_tracing(value)
+    return were_left_out

@@ -57,6 +57,29 @@ def test_the_calling_thread_runs_it() -> None:
     assert [sum(each.bytes == WORKSPACE for each in held) for held in holders] == [2, 1]
 
 
+def test_a_graph_is_compiled_once_though_the_first_one_comes_amid_a_pass() -> None:
+    """The engine keeps it, as on a CPU, when the compiler is switched on for the card."""
+    graphs = list[torch.fx.GraphModule]()
+
+    def compiler(graph: torch.fx.GraphModule) -> Callable[..., Any]:
+        graphs.append(graph)
+        compiled: Callable[..., Any] = torch.compile(graph, backend="aot_eager")
+        return compiled
+
+    def step(model: nn.Module, x: torch.Tensor) -> None:
+        with compiled_autograd._enable(compiler):
+            model(x).sum().backward()
+        model.zero_grad()
+
+    report_of(step)
+    on_the_card = len(graphs)
+    torch._dynamo.reset()
+    for _ in range(2):
+        step(nn.Linear(64, 64, bias=False), torch.randn(64, 64))
+
+    assert on_the_card == len(graphs) - on_the_card == 1
+
+
 @pytest.mark.parametrize("is_on", [True, False], ids=["within", "after"])
 def test_hooks_of_the_program_run(*, is_on: bool) -> None:
     calls = list[str]()

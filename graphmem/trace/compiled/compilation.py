@@ -270,7 +270,9 @@ def _forgetting() -> Iterator[None]:
 
 def _forget() -> None:
     with suspended():
-        importlib.import_module("torch._dynamo").reset()
+        compiler = importlib.import_module("torch._dynamo")
+        with whole_backward.spared():
+            compiler.reset()
     for name in _WHAT_THEY_KNOW_OF_A_CARD:
         if name in sys.modules:
             for cache in _caches_of(sys.modules[name]):
