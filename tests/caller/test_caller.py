@@ -389,6 +389,7 @@ def test_precisions_are_put_back_whichever_names_set_them(change: Callable[[], N
     assert precisions() == before
 
 
+@pytest.mark.slow
 def test_settings_are_put_back_in_a_program_that_froze_its_flags() -> None:
     """As `torch.testing._internal` does by `disable_global_flags`."""
     script = (
@@ -540,6 +541,7 @@ def test_an_interrupt_waits_until_everything_is_put_back(caller: Any) -> None:
         train(patch)
 
 
+@pytest.mark.slow
 def test_the_fixtures_of_pytest_leave_a_model_alone(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import torch\n"

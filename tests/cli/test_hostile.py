@@ -218,6 +218,7 @@ def test_sigterm_ends_as_ctrl_c_does(tmp_path: Path) -> None:
     assert {each.name for each in tmp_path.iterdir()} <= {"slow.py", "on", "__pycache__"}
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_ends_a_program_that_swallows_the_first(tmp_path: Path) -> None:
     path = tmp_path / "deaf.py"
     path.write_text(
@@ -244,6 +245,7 @@ def test_two_sigterms_at_once_are_one() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_group_is_no_error_of_a_data_loader(tmp_path: Path) -> None:
     """Its worker dies of it as well, which PyTorch's handler raises in whatever runs then."""
     (tmp_path / "train.py").write_text(

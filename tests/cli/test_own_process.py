@@ -54,6 +54,7 @@ assert model.weight.device.type == "cpu" and model.weight.grad is None
 """
 
 
+@pytest.mark.slow
 def test_what_is_there_before_the_first_analysis_is_put_back_but_not_collected() -> None:
     """Collections between analyses would visit every object of PyTorch's modules."""
     run = subprocess.run(

@@ -124,6 +124,7 @@ def build(at_once: bool = False):
 """
 
 
+@pytest.mark.slow
 def test_fits_is_the_verdict_on_the_card_it_names(project: Project) -> None:
     """In a T4's 14.4 GiB, 9 GiB fit once 8 are released; on the H100 both fit at once."""
     tables = "".join(

@@ -136,6 +136,7 @@ def test_the_gitlab_job_fails_and_leaves_a_junit_report(project: Project) -> Non
     assert root.get("failures") == "1"
 
 
+@pytest.mark.slow
 def test_the_hooks_stop_only_a_commit_that_affects_a_model(project: Project) -> None:
     hooks = {
         hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())

@@ -115,7 +115,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_workers_that_import_the_script_anew_have_its_stand_ins(
     method: str, tmp_path: Path
 ) -> None:
@@ -160,6 +160,7 @@ for epoch in range(2):
 """
 
 
+@pytest.mark.slow
 def test_modules_that_a_worker_calls_are_no_steps(tmp_path: Path) -> None:
     """As torchvision's transforms: the worker of the second epoch was stopped by --max-steps.
 

@@ -57,8 +57,14 @@ def report(tmp_path: Path) -> Callable[[], Any]:
     "start",
     [
         "threading.Thread(target=train, args=(5,)).start()\n",
-        "pool = ThreadPoolExecutor(1)\nfor n in (2, 3): pool.submit(train, n)\n",  # not shut down
-        "threading.Thread(target=train, args=(5,)).start()\nsys.exit(0)\n",
+        pytest.param(  # not shut down
+            "pool = ThreadPoolExecutor(1)\nfor n in (2, 3): pool.submit(train, n)\n",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "threading.Thread(target=train, args=(5,)).start()\nsys.exit(0)\n",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_python_waits_for_threads(command: Any, report: Any, start: str) -> None:
@@ -69,6 +75,7 @@ def test_python_waits_for_threads(command: Any, report: Any, start: str) -> None
     assert "Exception in thread" not in outcome.stderr
 
 
+@pytest.mark.slow
 def test_a_daemon_that_outlives_the_program_ends_silently(command: Any) -> None:
     outcome = command(
         "threading.Thread(target=train, args=(10**6,), daemon=True).start()\ntime.sleep(1)\n"
@@ -91,6 +98,7 @@ def test_steps_in_a_thread_are_limited_though_the_main_thread_waits(
     assert "Traceback" not in outcome.stderr
 
 
+@pytest.mark.slow
 def test_so_are_those_of_a_command_in_the_background(command: Any) -> None:
     """A shell has it ignore Ctrl-C."""
     outcome = command(
@@ -103,6 +111,7 @@ def test_so_are_those_of_a_command_in_the_background(command: Any) -> None:
     assert "graphmem: stopped by --max-steps\n" in outcome.stderr
 
 
+@pytest.mark.slow
 def test_a_thread_that_waits_does_not_keep_a_stopped_program(command: Any) -> None:
     outcome = command("threading.Thread(target=done.get).start()\ntrain(5)\n", "--max-steps", "3")
 

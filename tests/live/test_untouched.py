@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.places import SCRIPTS
 from tests.support.printed import printed
 
@@ -37,6 +39,7 @@ print(kept.abs().max().item(), master.grad[:3].tolist())
 ONE = 4 << 26  # bytes of the weights in 32 bits
 
 
+@pytest.mark.slow
 def test_readers_find_the_numbers_of_a_real_run(tmp_path: Path) -> None:
     beside_a_card = printed(*GRAPHMEM, "-o", tmp_path / "report.txt", ZEROS)
 

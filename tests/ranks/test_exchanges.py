@@ -167,6 +167,7 @@ print([each.tolist() for each in received], part.item(), uneven.tolist())
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_run_together_exchange_lists(together: Together) -> None:
     """Rank a sends a + b + 1 times 10 a + b to rank b; the sums are 0 + 1 and 10 + 11."""
     done = together(LISTED)
@@ -174,6 +175,7 @@ def test_ranks_that_run_together_exchange_lists(together: Together) -> None:
     assert done.stdout == "[[0], [10, 10]] 1 [1]\n[[1, 1], [11, 11, 11]] 21 [21, 22]\n"
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_early_keeps_nobody_waiting(together: Together) -> None:
     done = together("for _ in range(1 + rank): dist.all_reduce(torch.ones(1))")
 
@@ -183,6 +185,7 @@ def test_a_rank_that_ends_early_keeps_nobody_waiting(together: Together) -> None
     assert "rank 1: all_reduce of float32[1] at " in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_told_by_its_signal(together: Together) -> None:
     """The others go on without it; a shell's exit code for SIGKILL, 9, is 128 + 9."""
     done = together(
@@ -206,7 +209,10 @@ print(len(parts))
 """
 
 
-@pytest.mark.parametrize(("rank", "elements"), [("0", [4]), ("all", [1 + 2, 3 + 4])])
+@pytest.mark.parametrize(
+    ("rank", "elements"),
+    [("0", [4]), pytest.param("all", [1 + 2, 3 + 4], marks=pytest.mark.slow)],
+)
 def test_a_rank_alone_does_not_know_how_much_others_send(
     run_graphmem: Callable[..., Outcome],
     tmp_path: Path,

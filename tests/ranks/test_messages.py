@@ -153,6 +153,7 @@ def test_a_helper_ends_with_its_starter(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_leaves_its_core_to_the_next(tmp_path: Path) -> None:
     """Rank 0 waits for what rank 1 writes; one runs at once, in a process like any other."""
     script = tmp_path / "waits.py"

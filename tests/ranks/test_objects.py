@@ -98,6 +98,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_groups_have_messages_of_their_own(run: Callable[..., Outcome]) -> None:
     """As OLMo-core's pipeline stages exchange shapes while a thread plans a checkpoint."""
     done = run("all", IN_THREADS)
@@ -106,6 +107,7 @@ def test_groups_have_messages_of_their_own(run: Callable[..., Outcome]) -> None:
     assert done.stdout == "[('aside', 'aside'), ('main', 'main')]\n"
 
 
+@pytest.mark.slow
 def test_a_scattered_object_may_be_shorter_than_the_longest(run: Callable[..., Outcome]) -> None:
     """All are sent in tensors as long as the longest, such as the plans of a checkpoint."""
     done = run("all", SCATTERED)

@@ -54,7 +54,7 @@ _PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("finds", [True, False])
+@pytest.mark.parametrize("finds", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_its_methods_are_called_as_cpp_calls_them(
     run_graphmem: Callable[..., Outcome], tmp_path: Path, finds: bool
 ) -> None:

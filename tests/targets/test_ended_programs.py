@@ -63,6 +63,7 @@ def test_check_says_how_a_target_ended_its_process(project: Project) -> None:
     }
 
 
+@pytest.mark.slow
 def test_check_kills_each_target_that_takes_too_long(project: Project) -> None:
     """The first stops at an exception; the second never returns to Python, and is killed."""
     messages = _messages(

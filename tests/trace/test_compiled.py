@@ -323,6 +323,7 @@ def test_coordinate_descent_tries_configurations_that_nobody_compiles() -> None:
         assert compiled(torch.ones(4096, 512, device="cuda")).shape == (4096,)
 
 
+@pytest.mark.slow
 def test_max_autotune_copies_what_a_fused_kernel_overwrites_to_compare_it(
     run_graphmem: Callable[..., Outcome], tmp_path: Path
 ) -> None:

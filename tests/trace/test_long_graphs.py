@@ -59,6 +59,7 @@ def analyze(folder: Path, target: str, *settings: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_operations_is_traced_and_freed(tmp_path: Path) -> None:
     report = analyze(tmp_path, "chain", f"operations={OPERATIONS}")
     # Each operation saves its input, 8*8*4 bytes in a block of 512. At the first product of the

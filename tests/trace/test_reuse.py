@@ -100,7 +100,7 @@ def analyse(
         (),
         pytest.param(("--batch", "32"), marks=pytest.mark.slow),
         ("--gpu", "h100-80gb"),
-        ("--format", "text"),
+        pytest.param(("--format", "text"), marks=pytest.mark.slow),
     ],
 )
 def test_a_report_is_the_same_without_the_cache_and_with_it(
@@ -138,6 +138,7 @@ def test_an_edited_model_is_compiled_again(
     assert reused == [False, False]
 
 
+@pytest.mark.slow
 def test_an_entry_that_others_may_write_is_not_read(
     analyse: Analyse, reused: list[bool], folder: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_an_entry_that_others_may_write_is_not_read(
     assert reused == [False, False, True, True]  # compiled, and written again
 
 
+@pytest.mark.slow
 def test_a_damaged_entry_is_made_again(analyse: Analyse, reused: list[bool], folder: Path) -> None:
     before = analyse()
     for entry in folder.iterdir():
