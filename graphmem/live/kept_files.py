@@ -15,7 +15,7 @@ except for `torch.save` and safetensors' `save_file`.
 from __future__ import annotations
 
 import builtins
-import fcntl
+import importlib
 import io
 import itertools
 import os
@@ -44,8 +44,6 @@ _HEAD = 512
 """Bytes that hold the name of an archive's first file."""
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
-_GET_PATH: int | None = getattr(fcntl, "F_GETPATH", None)
-"""macOS has no /proc."""
 
 
 class KeptFiles:
@@ -219,9 +217,11 @@ def _place(path: Any, folder: int | None) -> Path:
 
 def _path_of(folder: int) -> Path:
     """The path of an open folder: `shutil.rmtree` names files relative to one."""
-    if _GET_PATH is None:
+    fcntl: Any = importlib.import_module("fcntl")  # Windows, which has none, opens no folders
+    get_path = getattr(fcntl, "F_GETPATH", None)
+    if get_path is None:
         return Path(f"/proc/self/fd/{folder}")
-    return Path(os.fsdecode(fcntl.fcntl(folder, _GET_PATH, bytes(1024)).rstrip(b"\0")))
+    return Path(os.fsdecode(fcntl.fcntl(folder, get_path, bytes(1024)).rstrip(b"\0")))
 
 
 def _holds_weights(file: Path) -> bool:

@@ -83,7 +83,7 @@ def _refuse_sending(tensor: FakeTensor) -> NoReturn:
 
 def _watch_forks() -> None:
     """Register the handler for forks once: it cannot be unregistered."""
-    if not _forking:
+    if not _forking and hasattr(os, "register_at_fork"):  # Windows has no forks
         _forking.append(True)
         os.register_at_fork(after_in_child=_leave_modes)
 

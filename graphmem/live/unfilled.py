@@ -296,7 +296,8 @@ _of_process: weakref.WeakSet[UnfilledTensors] = weakref.WeakSet()
 @cache
 def _hook() -> None:
     """Fill everything before each fork: data loaders' workers read what they find in memory."""
-    os.register_at_fork(before=_fill_all)
+    if hasattr(os, "register_at_fork"):  # Windows has no forks
+        os.register_at_fork(before=_fill_all)
 
 
 def _fill_all() -> None:
