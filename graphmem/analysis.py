@@ -346,9 +346,11 @@ def _traced(
     from graphmem.caller import clean_turn
     from graphmem.changes.batch import batch_of
     from graphmem.overrides import overridden
+    from graphmem.pipeline import installed_passes
     from graphmem.targets import blaming_the_user, load_target
     from graphmem.trace import TraceOptions, trace
 
+    installed_passes()  # what is wrong with them is told before the program runs
     loaded = load_target(target, request.settings)
     options = TraceOptions(
         steps=request.steps,

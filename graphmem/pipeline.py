@@ -58,7 +58,10 @@ class MissingPassError(InputError):
     """A pass needs an annotation that none provides."""
 
     def __init__(self, provides: str, name: str) -> None:
-        super().__init__(f"pass {provides!r} requires {name!r}, which no pass provides")
+        super().__init__(
+            f"pass {provides!r} requires {name!r}, which no pass provides",
+            hint="install the package that has it; after an update of a clone, install it again",
+        )
 
 
 @runtime_checkable
@@ -97,12 +100,15 @@ class Pass:
 
 @cache
 def installed_passes() -> tuple[Pass, ...]:
-    """Every pass of the entry-point group, sorted by the name of its entry point.
+    """Every pass of the entry-point group, in an order that respects their requirements.
 
-    They are searched for once: that reads the metadata of every installed package.
+    They are searched for once: that reads the metadata of every installed package. A program asks
+    for them before it runs, so that it is not run in vain.
+
+    Raises:
+        InputError: see `run_passes`.
     """
-    found = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    return tuple(point.load() for point in found)
+    return tuple(ordered(point.load() for point in entry_points(group=GROUP)))
 
 
 def online_pass(name: str, runtime: Runtime) -> Any:

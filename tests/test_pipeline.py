@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import graphmem
-from graphmem import TrainingStep
+from graphmem import TrainingStep, pipeline
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
 from graphmem.passes.kernel_memory import FAMILIES, RULES
@@ -25,6 +29,7 @@ from graphmem.pipeline import (
 from graphmem.runtime import Runtime
 from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.differences import CUB_IS_OF_CUDA_13
+from tests.conftest import Outcome
 from tests.support.places import ROOT
 
 RUNTIME = Runtime(find_gpu("a100"), "2.13.0")
@@ -53,6 +58,28 @@ def test_the_order_of_installation_does_not_matter(names: list[str]) -> None:
 def test_a_requirement_that_nobody_provides_is_an_error() -> None:
     with pytest.raises(MissingPassError):
         ordered([a_pass("b", "a")])
+
+
+@pytest.mark.parametrize("command", ["run", "analyze"])
+def test_a_program_is_not_run_in_vain(
+    command: str,
+    run_graphmem: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """What an update lacks that was not installed again, or a stranger's package."""
+    lonely = SimpleNamespace(load=lambda: a_pass("b", "a"))
+    monkeypatch.setattr(pipeline, "entry_points", lambda group: [lonely])
+    installed_passes.cache_clear()
+    (tmp_path / "model.py").write_text("print('it ran')\ndef build(): print('it was built')\n")
+    target = tmp_path / ("model.py" if command == "run" else "model.py:build")
+
+    done = run_graphmem(command, str(target))
+    installed_passes.cache_clear()
+
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: pass 'b' requires 'a', which no pass provides")
+    assert "it " not in done.stdout
 
 
 def test_two_passes_that_provide_the_same_key_are_an_error() -> None:

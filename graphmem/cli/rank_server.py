@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 # What every rank imports.
 import graphmem.live.gpu
@@ -11,12 +12,14 @@ import graphmem.ranks.group
 import graphmem.report.build  # noqa: F401
 from graphmem.cli import main
 from graphmem.cli.leaving import leave
+from graphmem.errors import InputError
 from graphmem.live.rank_forks import serve
 from graphmem.pipeline import installed_passes
 
 
 def _run(pipe: int) -> int:
-    installed_passes()
+    with suppress(InputError):  # each rank reports it
+        installed_passes()
     arguments = serve(pipe)
     return 0 if arguments is None else main(arguments)
 
