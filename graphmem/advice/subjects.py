@@ -2,13 +2,15 @@
 
 Clauses, the first that matches:
   (1) `s12`: the storage with that number in `graphmem graph`;
-  (2) `h.0.mlp`: the module, with those inside it; a parameter belongs to its module;
+  (2) `h.0.mlp`: the module, with those inside it; a parameter belongs to its module, and so do its
+      gradient and the optimizer's state for it;
   (3) `model.py:41`, or the end of a path: the operations of that line;
   (4) `gelu` or `aten.gelu`: the operations of that name.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from graphmem.annotations import SAVED_TENSORS
 from graphmem.errors import InputError, did_you_mean
 from graphmem.graph import Op, Owner, OwnerKind, StepGraph, Storage
+from graphmem.report.build import NAMED_AFTER_PARAMETERS, module_of
 from graphmem.wording import fields_in_words, listed
 
 if TYPE_CHECKING:
@@ -69,7 +72,8 @@ class Explained:
 def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
     """The storages that the named subject allocates in one iteration, largest first.
 
-    It is that of the peak; if the subject does not run there, its last one.
+    It is that of the peak; if the subject does not run there, its last one. A module also has the
+    parameters, gradients and optimizer states that are alive meanwhile.
 
     Raises:
         InputError: nothing in the trace has this name.
@@ -107,37 +111,53 @@ def _storages_named(graph: StepGraph, name: str, step: int) -> list[Storage] | N
     if match is not None and int(match[1]) < len(graph.storages):
         return [graph.storages[int(match[1])]]
     if name in graph.modules:
-        ops = [op for op in graph.ops if f"{op.module}.".startswith(f"{name}." if name else "")]
-        return _of_one_step(graph, ops, step) + _parameters_of(graph, name)
+        return _of_module(graph, name, step)
     ops = [op for op in graph.ops if str(op.source or "").endswith(name) and ":" in name]
     bare = name.removeprefix("aten.")
     ops = ops or [
         op for op in graph.ops if bare in (op.target.split(".", 1)[-1], op.target.split(".")[1])
     ]
-    return _of_one_step(graph, ops, step) if ops else None
+    return _made_by(graph, ops, _step_of(graph, ops, step)) if ops else None
 
 
-def _of_one_step(graph: StepGraph, ops: Sequence[Op], step: int) -> list[Storage]:
-    """The storages that the operations make in that iteration, or in the last in which they run."""
+def _step_of(graph: StepGraph, ops: Sequence[Op], step: int) -> int:
+    """That iteration if some of the operations run there, else the last in which they do."""
     steps = {graph.phases[op.phase].step for op in ops}
-    chosen = step if step in steps else max(steps, default=-1)
+    return step if step in steps else max(steps, default=step)
+
+
+def _made_by(graph: StepGraph, ops: Sequence[Op], step: int) -> list[Storage]:
+    """The storages that the operations make in an iteration."""
     return [
         graph.storages[born]
         for op in ops
-        if graph.phases[op.phase].step == chosen
+        if graph.phases[op.phase].step == step
         for born in op.births
         if graph.storages[born].device == graph.device
     ]
 
 
-def _parameters_of(graph: StepGraph, module: str) -> list[Storage]:
-    prefix = f"{module}." if module else ""
-    return [
-        storage
-        for storage in graph.storages
-        for owner in storage.owners
-        if owner.kind in (OwnerKind.PARAMETER, OwnerKind.BUFFER) and owner.name.startswith(prefix)
-    ]
+def _of_module(graph: StepGraph, name: str, step: int) -> list[Storage]:
+    ops = [op for op in graph.ops if _is_within(op.module, name)]
+    step = _step_of(graph, ops, step)
+    found = [*_made_by(graph, ops, step), *_lasting(graph, name, step)]
+    return list({storage.id: storage for storage in found}.values())
+
+
+def _is_within(module: str, outer: str) -> bool:
+    return not outer or f"{module}.".startswith(f"{outer}.")
+
+
+def _lasting(graph: StepGraph, module: str, step: int) -> Iterator[Storage]:
+    """What is named after the module's parameters and alive in an iteration."""
+    phases = graph.phases_of(step)
+    start, end = (phases[0].start, phases[-1].end) if phases else (0, math.inf)
+    for storage in graph.storages:
+        is_named = any(each.kind in NAMED_AFTER_PARAMETERS for each in storage.owners)
+        if is_named and storage.birth <= end and _is_within(module_of(storage, graph), module):
+            death = storage.death
+            if death is None or death > start:
+                yield storage
 
 
 def _holdings(storage: Storage, saved_tensors: Any, ops: Sequence[int]) -> Iterator[Holding]:

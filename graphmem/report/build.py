@@ -320,13 +320,13 @@ class AliveStorages:
 def module_of(storage: Storage, graph: StepGraph) -> str:
     """The module of a storage: its parameter's, else the one that allocated it."""
     for owner in storage.owners:
-        if owner.kind in _NAMED_AFTER_PARAMETERS:
+        if owner.kind in NAMED_AFTER_PARAMETERS:
             return _module_of_parameter(owner)
     op = graph.op_of(storage)
     return "" if op is None else op.module
 
 
-_NAMED_AFTER_PARAMETERS = frozenset(
+NAMED_AFTER_PARAMETERS = frozenset(
     {
         OwnerKind.PARAMETER,
         OwnerKind.BUFFER,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,3 +168,49 @@ def test_what_an_operator_makes_is_that_of_the_peaks_iteration() -> None:
     assert peak.op is not None
 
     assert any(each.at_peak for each in explain_subject(analysis, peak.op))
+
+
+def test_a_module_has_its_optimizers_states() -> None:
+    """The report counts them to the module as well."""
+    model = nn.Sequential(nn.Linear(256, 512, bias=False), nn.ReLU(), nn.Linear(512, 8))
+    made = run_analysis(lambda: (model, torch.ones(4, 256)), Request(steps=2, optimizer="adam"))
+
+    states = [
+        (each.storage.nbytes, each.at_peak, holding.name)
+        for each in explain_subject(made, "0")
+        for holding in each.holdings
+        if holding.kind == "optimizer_state"
+    ]
+    weight = 256 * 512 * 4
+    assert states == [(weight, True, "0.weight.exp_avg"), (weight, True, "0.weight.exp_avg_sq")]
+
+
+MOVED = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False))
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(3):
+    model.cuda()
+    model(torch.ones(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 1:
+        torch.empty(2**20, device="cuda")  # the peak
+    model.cpu()
+"""
+
+
+def test_a_module_has_the_parameters_of_one_iteration(
+    run_graphmem: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A model that goes to the host and back has new ones on the card in each iteration.
+
+    The second one comes back before the second forward pass begins, so within the first iteration,
+    and the third one within the second.
+    """
+    script, saved = tmp_path / "moved.py", tmp_path / "moved.graphmem"
+    script.write_text(MOVED)
+    assert run_graphmem("run", "--save", str(saved), str(script)).exit_code == 0
+
+    outcome = run_graphmem("explain", str(saved), "0")
+    assert outcome.stdout.count(": parameter 0.weight") == 2, outcome.stdout
