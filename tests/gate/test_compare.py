@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import jsonschema
@@ -281,3 +282,34 @@ def test_differences_appear_in_every_format(report: Make) -> None:
     assert "+2.0 MiB grew: activation in h.0 (a.py:3)" in DIFF_FORMATS["text"]([diff])
     assert "2.0 MiB" in DIFF_FORMATS["markdown"]([diff])
     assert json.loads(DIFF_FORMATS["json"]([diff]))[0]["schema"] == "graphmem.diff/1"
+
+
+BUFFER = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("held", torch.empty(size, dtype=torch.uint8))
+        self.weight = torch.nn.Parameter(torch.ones(128))
+
+    def forward(self, x):
+        return self.weight * x
+
+def build(size={size}):
+    return Model(size), torch.ones(128)
+"""
+
+
+def test_what_the_allocators_blocks_add_is_a_difference_as_well(
+    run_graphmem: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A buffer of 600 bytes in place of 400 takes two blocks of 512 bytes, not one."""
+    for name, size in (("old", 400), ("new", 600)):
+        (tmp_path / f"{name}.py").write_text(BUFFER.replace("{size}", str(size)))
+    sides = [str(tmp_path / f"{name}.py") for name in ("old", "new")]
+
+    headline, grown, rounding = run_graphmem("diff", *sides).stdout.splitlines()
+    assert headline.partition(", ")[0].endswith(": +512 B")
+    assert grown.startswith("  +200 B grew: buffer ")
+    assert rounding.startswith("  +312 B grew: rounding by the allocator; ")

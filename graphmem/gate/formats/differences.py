@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from graphmem.gate.diff import Diff, ReportDifference
 from graphmem.gate.formats.markdown import escaped
 from graphmem.gate.formats.messages import cause, in_words, signed
 from graphmem.json_text import json_text
-from graphmem.report.schema import Peak
+from graphmem.report.categories import CATEGORY_NAMES
+from graphmem.report.schema import ROUNDING, Peak
 from graphmem.units import counted, format_bytes, format_exact
 
 _LISTED = 20
@@ -50,10 +51,22 @@ def _lines(diff: Diff, listed: int = _LISTED) -> list[str]:
     left = len(diff.differences) - listed
     if left > 0:
         lines.append(f"  and {counted(left, 'more difference')}")
+    lines += [f"  {line}" for line in _rounding(diff)]
     places = [_place(peak) for peak in (diff.before, diff.after)]
     if places[0] != places[1]:
         lines.append(f"  the peak moved from {places[0]} to {places[1]}")
     return lines
+
+
+def _rounding(diff: Diff) -> Iterator[str]:
+    """What the allocator's blocks add to the differences, which are of requested bytes."""
+    before, after = (peak.allocated - peak.requested for peak in (diff.before, diff.after))
+    if before != after:
+        kind = "grew" if after > before else "shrank"
+        yield (
+            f"{signed(after - before)} {kind}: {CATEGORY_NAMES[ROUNDING]}; "
+            f"{format_exact(before)} -> {format_exact(after)}"
+        )
 
 
 def _line(each: ReportDifference) -> str:
