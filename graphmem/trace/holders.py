@@ -2,9 +2,11 @@
 
 The search starts at names: the attributes of models, the globals of the program's modules, the
 variables of functions that run, that an exception has left, or that functions which graphmem calls
-close over. From there it follows lists, tuples, sets, dicts and the attributes of objects to
-tensors, and from each tensor its gradient function's graph to what autograd saved there. The first
-name that reaches a storage is its holder; that of an attribute is `trainer.losses`.
+close over. From there it follows lists, tuples, sets, dicts, the attributes of objects, the caches
+of functions, and what generators and exceptions keep of the functions that they left, to tensors,
+and from each tensor its gradient function's graph to what autograd saved there. The first name that
+reaches a storage is its holder; that of an attribute is `trainer.losses`. A tensor in a variable of
+a function that was left, or of none of its lines, has the name of what keeps the function.
 
 Not covered: containers nested deeper than `DEPTH`, and objects that only C++ holds.
 """
@@ -12,12 +14,13 @@ Not covered: containers nested deeper than `DEPTH`, and objects that only C++ ho
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import sys
 from collections import UserDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import FrameType, FunctionType, GeneratorType, MethodType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +38,9 @@ from graphmem.trace.saved_tensors import SavedTensorHooks
 DEPTH = 4
 _PLAIN = (str, bytes, int, float, type(None), type, ModuleType)
 _HOOKS = tuple(name for name in sorted(OF_EVERY_MODULE) if name.endswith("_hooks"))
+_CACHED = type(functools.cache(len))
 _CALLABLES = (FunctionType, MethodType, functools.partial)
+_LEFT = (BaseException, GeneratorType)
 
 
 class Variable(NamedTuple):
@@ -46,7 +51,7 @@ class Variable(NamedTuple):
         file: the file that assigns it.
         function: the function of a local variable.
         of: the classes of an attribute's object; none for a variable.
-        outer: the variable that leads to an attribute.
+        outer: the variable that leads to an attribute, or to the function of a variable.
         is_bounded: whether it holds a deque with a bound, which lets go of what it held first.
     """
 
@@ -71,6 +76,14 @@ class Variable(NamedTuple):
         found = next(filter(None, lines), None)
         return self.outer.line() if found is None and self.outer is not None else found
 
+    def referrer(self) -> Referrer:
+        """Itself; if it is of no line, as a lambda's argument, what leads to it from one."""
+        line = self.line()
+        if line is None and not self.of and self.outer is not None:
+            outer = self.outer.referrer()
+            return Referrer(self.name, None) if outer.source is None else outer
+        return Referrer(self.name, line)
+
 
 def _file_of(kind: type) -> str:
     """The file of a class; "<frozen>" for one without."""
@@ -81,7 +94,7 @@ def holders_of(
     wanted: Iterable[int], recorder: Recorder, saved: SavedTensorHooks, location: Location
 ) -> dict[int, Retention]:
     """The holder of each storage, by id, except for storages that no name reaches."""
-    search = _Search(set(wanted), recorder, saved)
+    search = _Search(set(wanted), recorder, saved, location.user_frames())
     values = itertools.chain(_attributes_of_models(location), named_values(location))
     for variable, value in values:
         if not search.missing:
@@ -93,12 +106,18 @@ def holders_of(
 class _Search:
     """A search that visits each object and each node once."""
 
-    def __init__(self, missing: set[int], recorder: Recorder, saved: SavedTensorHooks) -> None:
+    def __init__(
+        self,
+        missing: set[int],
+        recorder: Recorder,
+        saved: SavedTensorHooks,
+        running: Iterable[FrameType],
+    ) -> None:
         self.missing = missing
         self.found: dict[int, Retention] = {}
         self._recorder = recorder
         self._saved = saved
-        self._seen: set[int] = set()
+        self._seen = set(map(id, running))  # their variables have names of their own
         self._nodes: set[Any] = set()
 
     def look(self, variable: Variable, value: Any) -> None:
@@ -127,8 +146,7 @@ class _Search:
     def _found(self, storage: int, holder: Variable, *, through_graph: bool) -> None:
         if storage in self.missing:
             self.missing.discard(storage)
-            by = Referrer(holder.name, holder.line())
-            self.found[storage] = Retention(by, through_graph, holder.is_bounded)
+            self.found[storage] = Retention(holder.referrer(), through_graph, holder.is_bounded)
 
 
 def _node_of(tensor: torch.Tensor) -> Any:
@@ -158,14 +176,18 @@ def named_values(location: Location) -> Iterator[tuple[Variable, Any]]:
 
 
 def _left_frames() -> list[FrameType]:
-    """The frames that an exception has left, whose variables its traceback keeps."""
+    """The frames that the current exception has left, whose variables its traceback keeps."""
     error = sys.exception()
-    traceback = None if error is None else error.__traceback__
+    found = [] if error is None else _frames_of(error.__traceback__)
+    return [each for each in reversed(found) if is_program(each.f_code.co_filename)]
+
+
+def _frames_of(traceback: TracebackType | None) -> list[FrameType]:
     found = []
     while traceback is not None:
         found.append(traceback.tb_frame)
         traceback = traceback.tb_next
-    return [each for each in reversed(found) if is_program(each.f_code.co_filename)]
+    return found
 
 
 def _called_functions(location: Location) -> Iterator[tuple[Variable, Any]]:
@@ -219,9 +241,32 @@ def _tensors_below(
     elif not isinstance(value, _PLAIN) and depth and id(value) not in seen:
         seen.add(id(value))
         is_function = isinstance(value, _CALLABLES)
-        items = (_items_of_function if is_function else _items)(variable, value)
-        for holder, item in items:
+        for holder, item in _items_of(variable, value, seen):
             yield from _tensors_below(holder, item, depth - (not is_function), seen)
+
+
+def _items_of(variable: Variable, value: Any, seen: set[int]) -> list[tuple[Variable, Any]]:
+    if isinstance(value, _CALLABLES):
+        return _items_of_function(variable, value)
+    if isinstance(value, _LEFT):
+        return _items_of_left(variable, value, seen)
+    return _items(variable, value)
+
+
+def _items_of_left(variable: Variable, value: Any, seen: set[int]) -> list[tuple[Variable, Any]]:
+    """What an exception or a generator keeps of the functions that it has left."""
+    is_error = isinstance(value, BaseException)
+    frames = _frames_of(value.__traceback__) if is_error else [value.gi_frame]
+    items = [(variable, value.__context__)] if is_error else []
+    for frame in frames:
+        if frame is None or id(frame) in seen or frame.f_locals is frame.f_globals:
+            continue
+        seen.add(id(frame))
+        where = Function.of(frame.f_code)
+        for name, each in variables_of(frame).items():
+            inner = Variable(name, frame.f_code.co_filename, where, outer=variable)
+            items.append((variable if isinstance(each, torch.Tensor) else inner, each))
+    return items
 
 
 def _items_of_function(variable: Variable, value: Any) -> list[tuple[Variable, Any]]:
@@ -231,18 +276,21 @@ def _items_of_function(variable: Variable, value: Any) -> list[tuple[Variable, A
         of_object = Variable(kind.__name__, _file_of(kind), None)
         return [(of_object, value.__self__), (of_object, value.__func__)]
     if isinstance(value, functools.partial):
-        items = [(variable, value.func)]
-        if isinstance(value.func, FunctionType):
-            names = value.func.__code__.co_varnames
-            items += _variables(value.func, dict(zip(names, value.args, strict=False)))
-        return items
-    return _variables(value, _closure(value) | _defaults(value))
+        given = (*value.args, *value.keywords.values())
+        if not isinstance(value.func, FunctionType):
+            return [(variable, each) for each in (value.func, *given)]
+        names = (*value.func.__code__.co_varnames[: len(value.args)], *value.keywords)
+        named = dict(zip(names, given, strict=False))
+        return [(variable, value.func), *_variables(variable, value.func, named)]
+    return _variables(variable, value, _closure(value) | _defaults(value))
 
 
-def _variables(function: FunctionType, values: Mapping[str, Any]) -> list[tuple[Variable, Any]]:
+def _variables(
+    outer: Variable, function: FunctionType, values: Mapping[str, Any]
+) -> list[tuple[Variable, Any]]:
     code = function.__code__
-    where = Function.of(code)
-    return [(Variable(name, code.co_filename, where), each) for name, each in values.items()]
+    of = functools.partial(Variable, function=Function.of(code), outer=outer)
+    return [(of(name, code.co_filename), each) for name, each in values.items()]
 
 
 def _items(variable: Variable, value: Any) -> list[tuple[Variable, Any]]:
@@ -255,13 +303,19 @@ def _items(variable: Variable, value: Any) -> list[tuple[Variable, Any]]:
         variable = variable._replace(is_bounded=True)
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return [(variable, each) for each in value]
+    if isinstance(value, _CACHED):  # only its C code knows what it has cached
+        is_bounded = value.cache_parameters()["maxsize"] is not None
+        variable = variable._replace(is_bounded=variable.is_bounded or is_bounded)
+        return [(variable, each) for each in gc.get_referents(value)]
     if isinstance(value, torch.nn.Module):
         children = value.named_children() if is_initialised(value) else ()
         return [(variable.attribute(value, name), each) for name, each in children] + [
             (variable.attribute(value, name), each) for name, each in _own_attributes(value)
         ]
-    module = getattr(type(value), "__module__", "")
-    if module.partition(".")[0] in ("torch", "graphmem", "builtins"):
+    module = getattr(type(value), "__module__", "").partition(".")[0]
+    if module in ("graphmem", "builtins"):
         return []
-    held = getattr(value, "__dict__", {})
-    return [(variable.attribute(value, name), each) for name, each in list(held.items())]
+    held = list(getattr(value, "__dict__", {}).items())
+    if module == "torch":  # the program knows a distribution, not its `logits`
+        return [(variable, each) for _, each in held]
+    return [(variable.attribute(value, name), each) for name, each in held]

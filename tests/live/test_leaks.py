@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -64,3 +68,74 @@ def test_a_leak_of_one_of_two_optimizers_is_found() -> None:
                     kept.append(output.detach())
     found = [line for it in gpu.report().findings if it.found_by == GROWTH for line in it.lines]
     assert any("more every 2 iterations" in line and "`outputs`" in line for line in found)
+
+
+def failed(output: torch.Tensor) -> BaseException:
+    """An error whose traceback holds the function's variables."""
+
+    def check(values: torch.Tensor) -> None:
+        raise FloatingPointError(values.shape)
+
+    try:
+        check(output.detach())
+    except FloatingPointError as error:
+        return error
+    raise AssertionError
+
+
+def scores(output: torch.Tensor) -> Iterator[torch.Tensor]:
+    values = output.detach()
+    while True:
+        yield values.sum()
+
+
+def started(output: torch.Tensor) -> Iterator[torch.Tensor]:
+    generator = scores(output)
+    next(generator)
+    return generator
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        failed,
+        started,
+        lambda output: lambda: output + 1,
+        lambda output: functools.partial(torch.add, output.detach()),
+        lambda output: functools.partial(torch.add, other=output.detach()),
+        lambda output: torch.distributions.Categorical(logits=output.detach(), validate_args=False),
+    ],
+    ids=["exception", "generator", "closure", "partial", "keyword", "distribution"],
+)
+def test_a_tensor_is_held_by_the_list_of_what_keeps_it(
+    keep: Callable[[torch.Tensor], object],
+) -> None:
+    found = leaks_with(keep)
+
+    assert found
+    assert all("held by `kept` (tests/live/test_leaks.py:" in leak for leak in found)
+
+
+def leaks_with(keep: Callable[[torch.Tensor], object]) -> list[str]:
+    kept: list[object] = []
+    with graphmem.virtual_gpu("t4") as gpu:
+        model = nn.Linear(256, 256, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(8):
+            output = model(torch.ones(64, 256, device="cuda"))
+            output.sum().backward()
+            optimizer.step()
+            kept.append(keep(output))
+    return [it.lines[0] for it in gpu.report().findings if it.found_by == GROWTH]
+
+
+@pytest.mark.parametrize("most", [None, 4])
+def test_the_cache_of_a_function_leaks_unless_it_is_bounded(most: int | None) -> None:
+    @functools.lru_cache(maxsize=most)
+    def positions(_: int) -> torch.Tensor:
+        return torch.zeros(64, 256, device="cuda")
+
+    numbers = itertools.count()
+    found = leaks_with(lambda _: positions(next(numbers)).shape)
+    assert len(found) == (most is None)
+    assert all("held by `positions`" in leak for leak in found)
