@@ -56,6 +56,11 @@ def members(folded: str) -> Iterator[str]:
     return (".".join(parts) for parts in itertools.product(*choices))
 
 
+def numbers_in(name: str) -> list[str]:
+    """The numbers of a name's layers; of a folded one, its ranges."""
+    return [part for part in name.split(".") if _is_number(part)]
+
+
 def _fold_at(position: int, values: Mapping[tuple[str, ...], V]) -> dict[tuple[str, ...], V]:
     groups: dict[tuple[tuple[str, ...], tuple[str, ...], V], list[int]] = {}
     folded: dict[tuple[str, ...], V] = {}

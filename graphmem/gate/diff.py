@@ -5,21 +5,24 @@ Clauses:
       same key are summed;
   (2) bytes that disappeared in one place and appeared in another, with equal operation and size,
       moved;
-  (3) equal differences of equal layers are folded, `h.[0-11].mlp`;
+  (3) equal differences of equal layers are folded, `h.[0-11].mlp`, also if all moved likewise, as
+      those of a list of layers that has another name;
   (4) the difference that explains most of the peak's change comes first.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from graphmem.gate.blame import blame
 from graphmem.gate.causes import Cause, causes_of
 from graphmem.gate.lock import entry_of
-from graphmem.layer_ranges import fold, members
+from graphmem.layer_ranges import fold, members, numbers_in
 from graphmem.report import Report
 from graphmem.report.schema import Holder, Peak
 
@@ -84,7 +87,11 @@ class _Place(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """A difference without its module, so that equal layers compare equal."""
+    """A difference without its module, so that equal layers compare equal.
+
+    Attributes:
+        moved_from: with a `#` for each number of a layer, if those are the module's own.
+    """
 
     kind: Kind
     category: str
@@ -105,7 +112,7 @@ def diff_reports(name: str, before: Report, after: Report) -> Diff:
     for module, change in _changes(_grouped(before), _grouped(after)):
         folded.setdefault(change, {})[module] = change
     differences = [
-        ReportDifference(module=module, layers=len(list(members(module))), **change._asdict())
+        _difference(module, change)
         for modules in folded.values()
         for module, change in fold(modules).items()
     ]
@@ -119,6 +126,15 @@ def diff_reports(name: str, before: Report, after: Report) -> Diff:
         differences=differences,
         checkpointing=[each for each in causes if each.checkpointing],
     )
+
+
+def _difference(module: str, change: _Change) -> ReportDifference:
+    layers = len(list(members(module)))
+    made = ReportDifference(module=module, layers=layers, **change._asdict())
+    if made.moved_from is None:
+        return made
+    numbers = iter(numbers_in(module))
+    return replace(made, moved_from=re.sub("#", lambda _: next(numbers), made.moved_from))
 
 
 def _grouped(report: Report) -> _Groups:
@@ -144,16 +160,33 @@ def _changes(old: _Groups, new: _Groups) -> Iterator[tuple[str, _Change]]:
             yield place.module, _change("appeared", place, 0, after, None, holders)
             continue
         del gone[origin]
-        place_before = f"{origin.category} in {origin.module or 'no module'}"
+        module = _numbered_as(origin.module, place.module) or "no module"
+        place_before = f"{origin.category} in {module}"
         yield place.module, _change("moved", place, after, after, place_before, holders)
     for place, before in gone.items():
         yield place.module, _change("disappeared", place, before, 0, None, old[place])
 
 
 def _origin(place: _Place, nbytes: int, gone: dict[_Place, int]) -> _Place | None:
-    """The previous place with the same operation and bytes, preferably in the same module."""
+    """The previous place with the same operation and bytes.
+
+    Preferably in the same module, else in one of the same layer.
+    """
     same = [each for each, size in gone.items() if each.op == place.op and size == nbytes]
-    return min(same, key=lambda each: (each.module != place.module, each), default=None)
+    numbers = numbers_in(place.module)
+    return min(
+        same,
+        key=lambda each: (each.module != place.module, numbers_in(each.module) != numbers, each),
+        default=None,
+    )
+
+
+def _numbered_as(origin: str, module: str) -> str:
+    """The name of a module, with a `#` for each number if another one has the same."""
+    numbers = numbers_in(origin)
+    if numbers != numbers_in(module):
+        return origin
+    return ".".join("#" if part in numbers else part for part in origin.split("."))
 
 
 def _change(

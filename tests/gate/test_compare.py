@@ -207,6 +207,21 @@ def test_a_difference_is_matched_by_module_and_operation(report: Make) -> None:
     assert differences[1].moved_from == "activation in b"
 
 
+def test_layers_that_moved_likewise_are_one_difference(report: Make) -> None:
+    """As those of a list of layers that is renamed; layer 10 is not taken for layer 2."""
+    before, after = (
+        report(*(holder(f"0.{layers}.{i}.fc", 4, "optimizer_state") for i in range(12)))
+        for layers in ("h", "blocks")
+    )
+
+    diff = diff_reports("it", before, after)
+
+    (moved,) = diff.differences
+    assert (moved.module, moved.layers) == ("0.blocks.[0-11].fc", 12)
+    assert moved.moved_from == "optimizer_state in 0.h.[0-11].fc"
+    assert " moved from optimizer state in 0.h.[0-11].fc: " in DIFF_FORMATS["text"]([diff])
+
+
 @pytest.fixture
 def check(report: Make) -> Check:
     """One target of every status, with names that need escaping."""

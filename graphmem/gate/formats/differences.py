@@ -72,7 +72,8 @@ def _rounding(diff: Diff) -> Iterator[str]:
 def _line(each: ReportDifference) -> str:
     size = signed(each.growth) if each.growth else format_bytes(each.after * each.layers)
     layers = f" in each of {each.layers}" if each.layers > 1 else ""
-    origin = f" from {each.moved_from}" if each.moved_from else ""
+    category, _, module = (each.moved_from or "").partition(" in ")
+    origin = f" from {in_words(category)} in {module}" if module else ""
     place = f"in {each.module}" if each.module else "outside any module"
     where = f" ({each.source})" if each.source else ""
     return (
