@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 from graphmem.errors import GraphmemError, InputError
@@ -29,6 +30,9 @@ _ASKS_MPI = "deepspeed/comm/comm.py"
 """`init_distributed` without RANK, LOCAL_RANK, MASTER_ADDR, … (`mpi_discovery`)."""
 _LACKS_RANK = "env:// rendezvous: environment variable "
 """`_env_rendezvous_handler`, torch/distributed/rendezvous.py."""
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+"""A `sys.excepthook`."""
 
 _UNTRAINED = ", which counts forward passes until something trains: a larger N may reach that"
 
@@ -77,6 +81,7 @@ def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Endi
 def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
     card = gpu.runtime.gpu
     gpu.enter(sys._getframe())
+    show = sys.excepthook
     try:
         failure = None
         try:
@@ -88,6 +93,7 @@ def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
                 program.run(gpu)
         except BaseException as error:
             failure = error
+            show = sys.excepthook  # perhaps the program's
             raise
         finally:
             gpu.abandon()
@@ -105,7 +111,7 @@ def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
     except GraphmemError:
         raise
     except BaseException as error:  # noqa: BLE001 - as the interpreter itself does
-        return _stopped(gpu) or _failed(error, gpu)
+        return _stopped(gpu) or _failed(error, gpu, show)
     return _stopped(gpu) or Ending(0)
 
 
@@ -117,8 +123,8 @@ def _stopped(gpu: VirtualGpu) -> Ending | None:
     return _enough(by) if by is not None else None
 
 
-def _failed(error: BaseException, gpu: VirtualGpu) -> Ending:
-    _print_error(error)
+def _failed(error: BaseException, gpu: VirtualGpu, show: Hook) -> Ending:
+    _print_error(error, show)
     why = ": ".join(filter(None, [f"ended by {type(error).__name__}", _first_sentence(error)]))
     hint = _hint(error, gpu)
     return Ending(1, f"{why.removesuffix('.')}; {hint}" if hint else why)
@@ -165,11 +171,14 @@ def _exit_code(code: Any) -> int:
     return 1
 
 
-def _print_error(error: BaseException) -> None:
+def _print_error(error: BaseException, show: Hook) -> None:
     sys.stdout.flush()
     for each in _chain(error):
         each.__traceback__ = as_on_card(each.__traceback__)
-    sys.excepthook(type(error), error, error.__traceback__)
+    try:
+        show(type(error), error, error.__traceback__)
+    except Exception:  # noqa: BLE001 - the program's hook; Python goes on in this way too
+        sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 def _follows_refusal(error: BaseException) -> bool:

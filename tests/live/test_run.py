@@ -910,6 +910,25 @@ class TestExitCodes:
         assert str(Path(graphmem.__file__).parent) not in printed
         assert "_subclasses" not in printed  # kernels are C++ on a card
 
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_an_error_is_printed_by_the_programs_own_hook(
+        self, run: Run, tmp_path: Path, fails: bool
+    ) -> None:
+        """As that of `rich.traceback.install()`; Python prints itself if the hook fails."""
+        script = tmp_path / "script.py"
+        hook = "1 / 0" if fails else "print(kind.__name__, 'told')"
+        script.write_text(
+            f"import sys\ndef show(kind, error, trace): {hook}\n"
+            "sys.excepthook = show\nraise KeyError('x')\n"
+        )
+        before = sys.excepthook
+
+        done = run(script)
+
+        assert (done.exit_code, done.stdout) == (1, "" if fails else "KeyError told\n")
+        assert done.stderr.startswith("Traceback ") is fails
+        assert sys.excepthook is before
+
     def test_a_process_group_of_one_leaves_no_hook_behind(self, run: Run, tmp_path: Path) -> None:
         """`init_process_group` sets a `sys.excepthook` that prefixes lines with the rank."""
         script = tmp_path / "script.py"
