@@ -327,12 +327,7 @@ def _refuse_changes(target: str, request: Request) -> None:
         if each.name in _READ_OF_A_RECORD:
             continue
         if getattr(request, each.name) != getattr(untouched, each.name):
-            raise cannot_change(target, each.name)
-
-
-def cannot_change(target: str, what: str) -> InputError:
-    """The error for an option that would change a saved step."""
-    return SavedStepFixedError(target, what)
+            raise SavedStepFixedError(target, each.name)
 
 
 def _traced(

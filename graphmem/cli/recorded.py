@@ -30,11 +30,11 @@ class Command(typer.core.TyperCommand):
             return super().invoke(ctx)
 
     def _refuse_options(self, target: str, context: Any) -> None:
-        from graphmem.analysis import Request, cannot_change
+        from graphmem.analysis import Request, SavedStepFixedError
 
         of_the_trace = _OF_CHANGES.union(each.name for each in fields(Request))
         for option in self.params:
             source = context.get_parameter_source(option.name)
             is_given = source is not None and source.name == "COMMANDLINE"
             if is_given and option.name in of_the_trace:
-                raise cannot_change(target, option.opts[0])
+                raise SavedStepFixedError(target, option.opts[0])
