@@ -4,15 +4,16 @@ Clauses, the first that matches:
   (1) `s12`: the storage with that number in `graphmem graph`;
   (2) `h.0.mlp`: the module, with those inside it; a parameter belongs to its module, and so do its
       gradient and the optimizer's state for it;
-  (3) `model.py:41`, or the end of a path: the operations of that line;
-  (4) `gelu` or `aten.gelu`: the operations of that name.
+  (3) `h.0.mlp.weight`: the parameter or buffer, with its gradient and the optimizer's state for it;
+  (4) `model.py:41`, or the end of a path: the operations of that line;
+  (5) `gelu` or `aten.gelu`: the operations of that name.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,10 @@ from graphmem.wording import fields_in_words, listed
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis
 
-_HINT = "name a storage as s12, a module as h.0.mlp, a line as model.py:41, or an operator as gelu"
+_HINT = (
+    "name a storage as s12, a module as h.0.mlp, a parameter as h.0.mlp.weight, a line as "
+    "model.py:41, or an operator as gelu"
+)
 _LETS_GO = {
     OwnerKind.VARIABLE: "the variable goes out of scope or is deleted",
     OwnerKind.PARAMETER: "the model is deleted",
@@ -97,9 +101,10 @@ def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
 
 
 def _names(graph: StepGraph) -> set[str]:
-    """The modules, lines and operators of a trace."""
+    """The modules, parameters, lines and operators of a trace."""
     lines = {str(op.source) for op in graph.ops if op.source}
-    return {*graph.modules, *lines, *(op.target.split(".")[1] for op in graph.ops)}
+    operators = {op.target.split(".")[1] for op in graph.ops}
+    return {*graph.modules, *graph.parameters, *graph.tied, *lines, *operators}
 
 
 def _step_at(graph: StepGraph, tick: int) -> int:
@@ -112,6 +117,9 @@ def _storages_named(graph: StepGraph, name: str, step: int) -> list[Storage] | N
         return [graph.storages[int(match[1])]]
     if name in graph.modules:
         return _of_module(graph, name, step)
+    parameter = list(_lasting(graph, step, _named_after(graph.tied.get(name, name))))
+    if parameter:
+        return parameter
     ops = [op for op in graph.ops if str(op.source or "").endswith(name) and ":" in name]
     bare = name.removeprefix("aten.")
     ops = ops or [
@@ -140,7 +148,8 @@ def _made_by(graph: StepGraph, ops: Sequence[Op], step: int) -> list[Storage]:
 def _of_module(graph: StepGraph, name: str, step: int) -> list[Storage]:
     ops = [op for op in graph.ops if _is_within(op.module, name)]
     step = _step_of(graph, ops, step)
-    found = [*_made_by(graph, ops, step), *_lasting(graph, name, step)]
+    lasting = _lasting(graph, step, lambda each: _is_within(module_of(each, graph), name))
+    found = [*_made_by(graph, ops, step), *lasting]
     return list({storage.id: storage for storage in found}.values())
 
 
@@ -148,13 +157,21 @@ def _is_within(module: str, outer: str) -> bool:
     return not outer or f"{module}.".startswith(f"{outer}.")
 
 
-def _lasting(graph: StepGraph, module: str, step: int) -> Iterator[Storage]:
-    """What is named after the module's parameters and alive in an iteration."""
+def _named_after(parameter: str) -> Callable[[Storage], bool]:
+    def is_named_after(storage: Storage) -> bool:
+        owners = (each for each in storage.owners if each.kind in NAMED_AFTER_PARAMETERS)
+        return any(_is_within(each.name, parameter) for each in owners)
+
+    return is_named_after
+
+
+def _lasting(graph: StepGraph, step: int, belongs: Callable[[Storage], bool]) -> Iterator[Storage]:
+    """What is named after parameters that belong, and is alive in an iteration."""
     phases = graph.phases_of(step)
     start, end = (phases[0].start, phases[-1].end) if phases else (0, math.inf)
     for storage in graph.storages:
         is_named = any(each.kind in NAMED_AFTER_PARAMETERS for each in storage.owners)
-        if is_named and storage.birth <= end and _is_within(module_of(storage, graph), module):
+        if is_named and storage.birth <= end and belongs(storage):
             death = storage.death
             if death is None or death > start:
                 yield storage

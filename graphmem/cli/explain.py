@@ -29,7 +29,8 @@ def explain(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="A storage (s12), a module (h.0.mlp), a line (model.py:41) or an operator (gelu).",
+            help="A storage (s12), a module (h.0.mlp), a parameter (h.0.mlp.weight), a line "
+            "(model.py:41) or an operator (gelu).",
             show_default=False,
         ),
     ] = None,

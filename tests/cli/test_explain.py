@@ -185,6 +185,16 @@ def test_a_module_has_its_optimizers_states() -> None:
     assert states == [(weight, True, "0.weight.exp_avg"), (weight, True, "0.weight.exp_avg_sq")]
 
 
+def test_a_parameter_has_its_gradient_and_states(run_graphmem: Callable[..., Any]) -> None:
+    """Tied weights have several names."""
+    target = ("fixtures/gpt2.py:build", "--set", "layers=2", "--set", "batch=1")
+    found = [run_graphmem("explain", *target, name) for name in ("lm_head.weight", "wte.weight")]
+
+    assert found[0].stdout == found[1].stdout
+    for kind in ("parameter", "gradient", "optimizer_state"):
+        assert f"{kind} " in found[0].stdout, found[0].stdout
+
+
 MOVED = """
 import torch
 model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False))
