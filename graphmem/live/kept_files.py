@@ -15,6 +15,7 @@ except for `torch.save` and safetensors' `save_file`.
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import io
 import itertools
@@ -27,7 +28,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -76,13 +77,9 @@ class KeptFiles:
                     self._put_back()
 
     def _writers(self) -> Iterator[Replacement]:
-        python: Any = builtins.open
         native: Any = torch.serialization._open_zipfile_writer
 
-        def opened(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
-            if isinstance(mode, str) and "w" in mode:
-                self._overwrite(file)
-            return python(file, mode, *args, **kwargs)
+        opened = _Opener(builtins.open, self._overwrite)
 
         def opened_by_torch(file: Any) -> Any:
             self._overwrite(file)
@@ -207,6 +204,37 @@ class KeptFiles:
         if not left:
             for folder in self._aside.values():
                 shutil.rmtree(folder)
+
+
+class _OfBuiltin(type):
+    """A class that equals the one of Python's own functions: code asks for `type(open)`."""
+
+    def __eq__(cls, other: object) -> bool:
+        return other is BuiltinFunctionType or other is cls
+
+    def __hash__(cls) -> int:
+        return hash(BuiltinFunctionType)
+
+
+class _Opener(metaclass=_OfBuiltin):
+    """Python's `open`, which first sets weights aside that it would overwrite."""
+
+    def __init__(self, python: Any, overwrite: Callable[[Any], None]) -> None:
+        self._python = python
+        self._overwrite = overwrite
+        functools.update_wrapper(self, python)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return BuiltinFunctionType
+
+    def __call__(self, file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+        if isinstance(mode, str) and "w" in mode:
+            self._overwrite(file)
+        return self._python(file, mode, *args, **kwargs)
+
+    def __reduce__(self) -> str:
+        return "open"
 
 
 def _place(path: Any, folder: int | None) -> Path:

@@ -176,3 +176,22 @@ def _leave_an_earlier_run(folder: Path) -> None:
 
 def _contents(folder: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_open_answers_as_pythons_does(tmp_path: Path) -> None:
+    """VAR's launcher gives `print` more arguments only where `type(print)` is `type(open)`."""
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import inspect, io, pickle, types\n"
+        "print(type(print) != type(open), type(open) == type(print), len({type(open), type(id)}))\n"
+        "print(isinstance(open, types.BuiltinFunctionType), inspect.isbuiltin(open))\n"
+        "print(open.__module__, open.__name__, pickle.loads(pickle.dumps(open)) is io.open)\n"
+    )
+    answers = [
+        subprocess.run(
+            [sys.executable, *command, script], capture_output=True, text=True, check=True
+        )
+        for command in ([], ["-m", "graphmem", "run"])
+    ]
+    assert answers[0].stdout.startswith("False True 1\nTrue True\n")
+    assert answers[1].stdout == answers[0].stdout
