@@ -7,7 +7,7 @@ import importlib.util
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from graphmem.caller.turns import uninterrupted
@@ -72,6 +72,7 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
             check_replaced(owner, name, installed_release())
             before = vars(owner).get(name, _MISSING)
             undo.append((owner, name, before))
+            _name_after(value, getattr(owner, name, None), name)
             setattr(owner, name, value)
             if callable(value) and before is not _MISSING and original_of(before) is not value:
                 _functions[id(value)] = value, before
@@ -110,6 +111,13 @@ def stand_ins() -> Iterator[tuple[Any, Any]]:
     """Yield every function that is replaced now, with its replacement."""
     for value, _ in list(_functions.values()):
         yield original_of(value), value
+
+
+def _name_after(value: Any, before: Any, name: str) -> None:
+    """Name a function of ours as what it replaces: Thunder looks PyTorch's up by their names."""
+    if isinstance(value, FunctionType) and value.__module__.partition(".")[0] == "graphmem":
+        value.__name__ = getattr(before, "__name__", name)
+        value.__qualname__ = getattr(before, "__qualname__", value.__name__)
 
 
 def _put(owner: Any, name: str, value: Any) -> None:
