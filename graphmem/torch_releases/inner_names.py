@@ -357,7 +357,7 @@ INNER_NAMES = (
     Names(
         "torch._functorch.eager_transforms",
         "_grad_increment_nesting _grad_decrement_nesting _jvp_increment_nesting "
-        "_jvp_decrement_nesting",
+        "_jvp_decrement_nesting enable_inplace_requires_grad",
         "levels of transforms",
         "torch.func",
     ),

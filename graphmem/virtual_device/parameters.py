@@ -21,6 +21,8 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._functorch.eager_transforms import enable_inplace_requires_grad
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -149,7 +151,11 @@ def _new_parameter(kind: Any, data: Any = None, requires_grad: bool = True) -> A
     """`Parameter.__new__`, which gives a tensor of another class than `Tensor` no class."""
     if isinstance(data, FakeTensor) and _is_own_parameter(kind):
         return _make_subclass(kind, data, requires_grad)
-    return _new_plain(kind, data, requires_grad)
+    if not isinstance(data, FakeTensor) or TracingContext.try_get() is not None:
+        return _new_plain(kind, data, requires_grad)
+    # `_make_subclass`, which a tensor of the card takes, asks no transform of `torch.func`.
+    with enable_inplace_requires_grad(True):
+        return _new_plain(kind, data, requires_grad)
 
 
 _new_fake: Any = FakeTensor.__new__

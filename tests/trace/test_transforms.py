@@ -85,6 +85,18 @@ def gradient_of_a_gradient(net: nn.Module, x: torch.Tensor) -> Any:
     return grad(lambda x: grad(lambda x: net(x).sum())(x).pow(2).sum())(x)
 
 
+def parameters_made_within(net: nn.Module, x: torch.Tensor) -> Any:
+    """TD-MPC2's ensembles: tensordict puts parameters into a module within `vmap`."""
+    weight, bias = (each.detach() for each in net[0].parameters())
+
+    def layer(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        kept = nn.Parameter(bias), nn.Parameter(bias, requires_grad=False)
+        assert [each.requires_grad for each in kept] == [True, False]
+        return nn.functional.linear(x, weight, kept[0] + kept[1])
+
+    return vmap(layer, (0, None))(torch.stack([weight, weight]), x)
+
+
 def with_plain_backward(net: nn.Module, x: torch.Tensor) -> Any:
     """As in meta-learning and gradient penalties: a transform inside an autograd graph."""
     slopes = vmap(grad(lambda x: net(x).sum()))(x)
@@ -102,6 +114,7 @@ CASES = [
     forward_jacobian,
     second_derivatives,
     gradient_of_a_gradient,
+    parameters_made_within,
     with_plain_backward,
 ]
 
