@@ -54,6 +54,7 @@ class LiveMode(FollowedMode):
         func, args = jit_tracer.untraced(func, args)
         if jit_tracer.is_tracing():
             return jit_tracer.run(self, func, types, args, kwargs)
+        real_tensors.check_copied(func, args, kwargs)
         waits = func is not DEVICE and self.pace.wait()
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)

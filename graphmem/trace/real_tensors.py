@@ -50,6 +50,7 @@ _LIKE = frozenset(
 """Factories that take their type, and some their shape, of another tensor, and read no data."""
 _RANDOM_INTEGERS = {aten.randint.default: 1, aten.randint.low: 2}
 _INTEGERS = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.long}
+_COPY, _TO_COPY = aten.copy_.default, aten._to_copy.default
 
 
 def stays_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], most: float) -> bool:
@@ -77,6 +78,21 @@ def is_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return False
     device = kwargs.get("device")
     return device is not None and device.type == "cpu" and args[0].layout is torch.strided
+
+
+def check_copied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    """Raise PyTorch's error if a tensor on the meta device is copied to another one.
+
+    It is of `copy_impl` (aten/src/ATen/native/Copy.cpp); fake tensors copy without it.
+    """
+    if func is _COPY:
+        to, source = args[0].device, args[1]
+    elif func is _TO_COPY:
+        to, source = (kwargs or {}).get("device"), args[0]
+    else:
+        return
+    if to is not None and to.type != "meta" and source.device.type == "meta":
+        shape_of(source).to("cpu")
 
 
 def shape_of(fake: FakeTensor) -> torch.Tensor:

@@ -573,6 +573,23 @@ def test_a_module_that_was_on_the_card_is_pickled_on_the_host() -> None:
         assert vars(read.weight) == {"note": "the user's"}
 
 
+def test_a_tensor_on_the_meta_device_has_no_data_to_copy() -> None:
+    """TD-MPC2 ends here with tensordict 0.14, which leaves such parameters in a module."""
+    with VirtualGpu("a100-80gb"):
+        layer = nn.Linear(2, 2, device="meta")
+        for copy in (
+            lambda: layer.to("cuda"),
+            layer.weight.cuda,
+            layer.weight.cpu,
+            lambda: torch.ones(2, 2, device="cuda").copy_(layer.weight),
+            lambda: torch.ones(2, device="cuda").to("meta").to("cuda"),
+        ):
+            with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+                copy()
+        assert layer.to("meta").weight.is_meta
+        assert layer.to_empty(device="cuda").weight.is_cuda
+
+
 def test_a_model_on_the_meta_device_trains_beside_the_card() -> None:
     """As litgpt counts its model's operations (`measure_flops`)."""
     with VirtualGpu("a100-80gb"), torch.device("meta"):
