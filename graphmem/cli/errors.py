@@ -51,7 +51,8 @@ def guarded(run: Callable[[], object], settings: Settings) -> int:
     """
     try:
         exit_code = _call(run)
-        sys.stdout.flush()
+        if not sys.stdout.closed:  # a script may have closed its own
+            sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort) as stop:
         return TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
     except BrokenPipeError:

@@ -332,6 +332,23 @@ def test_a_program_that_closes_stdout_ends_quietly(close: str, tmp_path: Path) -
     assert (finished.returncode, finished.stdout, finished.stderr) == (141, "", "")
 
 
+@pytest.mark.slow
+def test_a_script_that_closes_stdout_has_its_exit_code_and_report(tmp_path: Path) -> None:
+    """As under Python; the report goes to stderr."""
+    (tmp_path / "train.py").write_text(
+        "import sys, torch\nx = torch.ones(4).cuda()\nsys.stdout.close()\nsys.exit(0)\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-m", "graphmem", "run", "train.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (finished.returncode, finished.stdout) == (0, "")
+    assert finished.stderr.startswith("fits on ")
+
+
 def test_only_terminals_that_want_colour_get_it() -> None:
     wrong = ("-m", "graphmem", "gpu")
     script = """
