@@ -186,6 +186,7 @@ def test_a_target_that_fails_or_dies_does_not_hide_the_others(project: Project) 
     assert project.lock.count("[targets.one]") == project.lock.count("[targets.two]") == 1
 
 
+@pytest.mark.slow
 def test_an_error_is_annotated_at_the_line_that_failed(project: Project) -> None:
     """In whichever file of the project that is; a process that died has none."""
     targets = ("raises", "syntax", "calls", "dies")

@@ -115,7 +115,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_import_the_script_anew_have_its_stand_ins(
     method: str, tmp_path: Path
 ) -> None:

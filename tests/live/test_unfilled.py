@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 import graphmem
 from tests.support.places import SCRIPTS
 from tests.support.printed import printed
@@ -28,6 +30,7 @@ print(resident() - before)
 LAYER_BYTES = 8192 * 8192 * 4
 
 
+@pytest.mark.slow
 def test_readers_find_the_numbers_of_a_real_run(tmp_path: Path) -> None:
     on_card = printed(*GRAPHMEM, "-o", tmp_path / "report.txt", NUMBERS, "card")
 

@@ -141,6 +141,7 @@ def test_what_another_rank_scatters_is_not_known(together: Together) -> None:
     assert "part: 1.0; the card does no arithmetic" in done.stderr
 
 
+@pytest.mark.slow
 def test_ranks_that_run_together_have_each_others_values(together: Together) -> None:
     """One program does what four would, each of which would start two processes."""
     done = together(EACH + AGREED + LATER + JOINED)

@@ -1172,6 +1172,7 @@ class TestSeveralRanks:
         assert "emptiest: rank 0, peak 1,048,576 bytes" in done.stderr
         assert "2.0 MiB  float32 [2 x 262144]" in done.stderr
 
+    @pytest.mark.slow
     def test_a_failing_rank_is_reported_and_sets_the_exit_code(
         self, run: Run, script: Path, tmp_path: Path
     ) -> None:

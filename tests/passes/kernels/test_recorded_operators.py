@@ -186,6 +186,7 @@ def test_an_operator_allocates_what_a_card_did(label: str) -> None:
     assert difference(call, predicted(call)) is None
 
 
+@pytest.mark.slow
 def test_raw_attention_allocates_what_a_card_did() -> None:
     """OpInfo's samples of it match the card's only if the list is imported with a card present."""
     command = ["-m", "tools.verify_operators", str(RECORDING), "--only", "torch.ops.aten._"]
