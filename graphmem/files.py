@@ -143,8 +143,14 @@ def _is_replaced(place: Path) -> bool:
     return place.is_file() or not place.exists()
 
 
+def flush_stdout() -> None:
+    """Write what stdout still has, unless the program has closed it."""
+    if sys.stdout is not None and not sys.stdout.closed:
+        sys.stdout.flush()
+
+
 def _write_to_stream(descriptor: int, content: bytes) -> None:
-    sys.stdout.flush()
+    flush_stdout()
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(content)
 

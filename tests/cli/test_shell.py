@@ -333,10 +333,16 @@ def test_a_program_that_closes_stdout_ends_quietly(close: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_script_that_closes_stdout_has_its_exit_code_and_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ending", "code", "told"),
+    [("sys.exit(0)", 0, "fits on "), ("raise ValueError('mine')", 1, "ValueError: mine\n")],
+)
+def test_a_script_that_closes_stdout_has_its_exit_code_and_report(
+    ending: str, code: int, told: str, tmp_path: Path
+) -> None:
     """As under Python; the report goes to stderr."""
     (tmp_path / "train.py").write_text(
-        "import sys, torch\nx = torch.ones(4).cuda()\nsys.stdout.close()\nsys.exit(0)\n"
+        f"import sys, torch\nx = torch.ones(4).cuda()\nsys.stdout.close()\n{ending}\n"
     )
     finished = subprocess.run(
         [sys.executable, "-m", "graphmem", "run", "train.py"],
@@ -345,8 +351,9 @@ def test_a_script_that_closes_stdout_has_its_exit_code_and_report(tmp_path: Path
         check=False,
         cwd=tmp_path,
     )
-    assert (finished.returncode, finished.stdout) == (0, "")
-    assert finished.stderr.startswith("fits on ")
+    assert (finished.returncode, finished.stdout) == (code, ""), finished.stderr
+    assert told in finished.stderr
+    assert "peak 512 B" in finished.stderr
 
 
 def test_only_terminals_that_want_colour_get_it() -> None:
