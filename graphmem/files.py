@@ -18,6 +18,7 @@ import stat
 import sys
 import tempfile
 from pathlib import Path
+from typing import TextIO
 
 from graphmem.errors import InputError
 
@@ -143,14 +144,14 @@ def _is_replaced(place: Path) -> bool:
     return place.is_file() or not place.exists()
 
 
-def flush_stdout() -> None:
-    """Write what stdout still has, unless the program has closed it."""
-    if sys.stdout is not None and not sys.stdout.closed:
-        sys.stdout.flush()
+def flush(stream: TextIO | None) -> None:
+    """Write what stdout or stderr still has, unless the program has closed it."""
+    if stream is not None and not stream.closed:
+        stream.flush()
 
 
 def _write_to_stream(descriptor: int, content: bytes) -> None:
-    flush_stdout()
+    flush(sys.stdout)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(content)
 

@@ -148,7 +148,7 @@ def run_passes(
             provides, or they require each other.
     """
     annotations = Annotations()
-    for each in ordered(installed_passes() if passes is None else passes):
+    for each in installed_passes() if passes is None else ordered(passes):
         required = Annotations({name: annotations[name] for name in each.requires})
         annotations[each.provides] = each.run(graph, runtime, required)
     return annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from graphmem.annotations import SAVED_TENSORS
 from graphmem.errors import InputError, did_you_mean
 from graphmem.graph import Op, Owner, OwnerKind, StepGraph, Storage
-from graphmem.report.build import NAMED_AFTER_PARAMETERS, module_of
+from graphmem.report.build import NAMED_AFTER_PARAMETERS
 from graphmem.wording import fields_in_words, listed
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _storages_named(graph: StepGraph, name: str, step: int) -> list[Storage] | N
         return [graph.storages[int(match[1])]]
     if name in graph.modules:
         return _of_module(graph, name, step)
-    parameter = list(_lasting(graph, step, _named_after(graph.tied.get(name, name))))
+    parameter = list(_lasting(graph, graph.tied.get(name, name), step))
     if parameter:
         return parameter
     ops = [op for op in graph.ops if str(op.source or "").endswith(name) and ":" in name]
@@ -148,30 +148,21 @@ def _made_by(graph: StepGraph, ops: Sequence[Op], step: int) -> list[Storage]:
 def _of_module(graph: StepGraph, name: str, step: int) -> list[Storage]:
     ops = [op for op in graph.ops if _is_within(op.module, name)]
     step = _step_of(graph, ops, step)
-    lasting = _lasting(graph, step, lambda each: _is_within(module_of(each, graph), name))
-    found = [*_made_by(graph, ops, step), *lasting]
+    found = [*_made_by(graph, ops, step), *_lasting(graph, name, step)]
     return list({storage.id: storage for storage in found}.values())
 
 
-def _is_within(module: str, outer: str) -> bool:
-    return not outer or f"{module}.".startswith(f"{outer}.")
+def _is_within(name: str, outer: str) -> bool:
+    return not outer or f"{name}.".startswith(f"{outer}.")
 
 
-def _named_after(parameter: str) -> Callable[[Storage], bool]:
-    def is_named_after(storage: Storage) -> bool:
-        owners = (each for each in storage.owners if each.kind in NAMED_AFTER_PARAMETERS)
-        return any(_is_within(each.name, parameter) for each in owners)
-
-    return is_named_after
-
-
-def _lasting(graph: StepGraph, step: int, belongs: Callable[[Storage], bool]) -> Iterator[Storage]:
-    """What is named after parameters that belong, and is alive in an iteration."""
+def _lasting(graph: StepGraph, name: str, step: int) -> Iterator[Storage]:
+    """What is named after a parameter, or after those of a module, and is alive in an iteration."""
     phases = graph.phases_of(step)
     start, end = (phases[0].start, phases[-1].end) if phases else (0, math.inf)
     for storage in graph.storages:
-        is_named = any(each.kind in NAMED_AFTER_PARAMETERS for each in storage.owners)
-        if is_named and storage.birth <= end and belongs(storage):
+        owners = (each for each in storage.owners if each.kind in NAMED_AFTER_PARAMETERS)
+        if storage.birth <= end and any(_is_within(each.name, name) for each in owners):
             death = storage.death
             if death is None or death > start:
                 yield storage

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from graphmem.cli.signals import Terminated
 from graphmem.errors import GraphmemError, InputError, InternalError
-from graphmem.files import flush_stdout
+from graphmem.files import flush
 from graphmem.plain_text import Console
 
 INTERRUPTED = 130
@@ -52,7 +52,7 @@ def guarded(run: Callable[[], object], settings: Settings) -> int:
     """
     try:
         exit_code = _call(run)
-        flush_stdout()
+        flush(sys.stdout)
     except (KeyboardInterrupt, typer.Abort) as stop:
         return TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
     except BrokenPipeError:

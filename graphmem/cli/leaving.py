@@ -15,6 +15,8 @@ import sys
 import threading
 from typing import NoReturn
 
+from graphmem.files import flush
+
 
 def leave(exit_code: int) -> NoReturn:
     """End the process as Python does, but do not wait for threads, nor free what is set aside."""
@@ -33,8 +35,7 @@ _CANNOT_FLUSH = 120
 def _flush() -> int:
     try:
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None and not stream.closed:
-                stream.flush()
+            flush(stream)
     except OSError:
         return _CANNOT_FLUSH
     return 0

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from graphmem.errors import GraphmemError, InputError
-from graphmem.files import flush_stdout
+from graphmem.files import flush
 from graphmem.live import nvidia_smi
 from graphmem.live.gpu import VirtualGpu
 from graphmem.live.messages import CaughtRefusalError
@@ -167,13 +167,13 @@ def _exit_code(code: Any) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    flush_stdout()
+    flush(sys.stdout)
     sys.stderr.write(f"{code}\n")
     return 1
 
 
 def _print_error(error: BaseException, show: Hook) -> None:
-    flush_stdout()
+    flush(sys.stdout)
     for each in _chain(error):
         each.__traceback__ = as_on_card(each.__traceback__)
     try:

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
@@ -32,8 +33,6 @@ from graphmem.trace.recorder import Recorder
 from graphmem.values.known import KnownValues
 from graphmem.virtual_device.devices import Devices
 from graphmem.virtual_device.patching import Replacement
-
-_forking: list[bool] = []
 
 
 def replacements(
@@ -81,10 +80,10 @@ def _refuse_sending(tensor: FakeTensor) -> NoReturn:
     raise SentTensorError()
 
 
+@cache
 def _watch_forks() -> None:
     """Register the handler for forks once: it cannot be unregistered."""
-    if not _forking and hasattr(os, "register_at_fork"):  # Windows has no forks
-        _forking.append(True)
+    if hasattr(os, "register_at_fork"):  # Windows has no forks
         os.register_at_fork(after_in_child=_leave_modes)
 
 

@@ -58,8 +58,14 @@ COMPILER_NAMES = (
     ),
     Names(
         "torch._C._dynamo.compiled_autograd",
-        "clear_cache set_autograd_compiler",
+        "set_autograd_compiler",
         "leaving graphmem's hooks out of its graphs",
+        "compiled autograd",
+    ),
+    Names(
+        "torch._C._dynamo.compiled_autograd",
+        "clear_cache",
+        "forgetting what was compiled for the card",
         "compiled autograd",
     ),
     Names(
