@@ -328,7 +328,7 @@ class TraceMode(TorchDispatchMode):
         if newest > self._newest_node:
             self._newest_node = newest
             self._op_of_node[newest - 1] = op
-        self._views.note(newest - 1, args, result, node)
+            self._views.note(newest - 1, args, result, node)
         self._later.note(result)
         self._recorder.newest_node = newest - 1
         note_history(args, result)

@@ -20,6 +20,7 @@ from graphmem.graph import OwnerKind
 from graphmem.trace.graph_task import Node, is_accumulate_grad
 from graphmem.trace.python_functions import grad_dtypes_of
 from graphmem.trace.recorder import Recorder
+from graphmem.trace.transform_levels import is_of_transform
 from graphmem.trace.wrapper_tensors import is_wrapper
 from graphmem.virtual_device.sparse import parts_of
 
@@ -58,6 +59,8 @@ class GradientRules:
     def _can_accumulate_in_place(self, buffer: list[Any], position: int, new: torch.Tensor) -> bool:
         """`can_accumulate_inplace`; neither tensor may be one of Python's, such as a `DTensor`."""
         if torch.is_grad_enabled() or self.subclass_like or buffer[position]._is_zerotensor():
+            return False
+        if is_of_transform(buffer[position]):
             return False
         if is_wrapper(type(buffer[position])) or is_wrapper(type(new)):
             return False

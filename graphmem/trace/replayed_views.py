@@ -60,13 +60,13 @@ class ReplayedViews:
         self._replayed: dict[int, _Replayed] = {}
 
     def note(self, newest: int, args: tuple[Any, ...], result: Any, running: Any) -> None:
-        """Look at an operation that just ran, which may have made a view of a written base.
+        """Look at an operation for which autograd made a node: it may view a written base.
 
         The `grad_fn` of any other base must not be read: nodes that Python has seen die in a
         different order (`freed_graphs`).
 
         Args:
-            newest: the newest node that autograd has made.
+            newest: that node.
             args: the operation's arguments.
             result: what it returned.
             running: the running node; None in a forward pass.

@@ -7,7 +7,8 @@
 (5) `detach` and `clone` allocate nothing where the engine would not call them.
 (6) Tensors of zeros without memory, which forward-mode derivatives have, are copied from a zero
     that is made and expanded (`zeroTensorFallback` in aten/src/ATen/ZeroTensorFallback.cpp); the
-    fallback has been passed when the copy comes here.
+    fallback has been passed when the copy comes here. So is the number that one is multiplied by
+    (`mul_zerotensor`, aten/src/ATen/native/BinaryOps.cpp), in the type of `scalar_to_tensor`.
 (7) A tensor set to a slice of a storage is a view of that storage (`storage_parts`).
 (8) Whether two tensors are the same view of a storage is no kernel (`is_set_to`,
     aten/src/ATen/native/TensorProperties.cpp).
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -88,7 +90,9 @@ class SpecialOperatorsMode(HiddenMethodsMode):
     ) -> Any:
         """Clause (6)."""
         tensor = args[0]
-        if tensor._is_zerotensor():
+        if not isinstance(tensor, torch.Tensor):
+            args = (constructors.tensor(np.asarray(tensor)), *args[1:])
+        elif tensor._is_zerotensor():
             with self:
                 zero = constructors.zeros((), dtype=tensor.dtype, device=tensor.device)
                 args = (zero.expand(tensor.shape), *args[1:])

@@ -25,6 +25,16 @@ def innermost(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def is_of_transform(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a transform's wrapper, also that of `autograd.grad`'s batched gradients.
+
+    Those are `kTensorSubclassLike` (aten/src/ATen/TensorSubclassLikeUtils.h).
+    """
+    return _functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(
+        tensor
+    )
+
+
 def rewrapped(wrapper: torch.Tensor) -> torch.Tensor:
     """The same tensor in a new wrapper of its level, without the node that made it.
 

@@ -257,7 +257,33 @@ def function_in_place_on_a_view(first: nn.Linear, second: nn.Linear) -> None:
     second(doubled).square().sum().backward()
 
 
+@program
+def swapped_after_it_was_written(first: nn.Linear, second: nn.Linear) -> None:
+    """`detach` makes a view, but no node."""
+    x = first(rows()).relu_()
+    x.data = x.detach()
+    second(x.view(2, 2, SIZE)).square().sum().backward()
+
+
 # ---- sums of gradients ---------------------------------------------------------------------------
+
+
+@program
+def batched_gradients(first: nn.Linear, second: nn.Linear) -> None:
+    """They are summed out of place, as all that is like a subclass."""
+    x = first(rows())
+    y = (x + second(x)).exp()
+    directions = torch.eye(SIZE)[:, None].expand(SIZE, 4, SIZE)
+    torch.autograd.grad(y, [x], directions, is_grads_batched=True, retain_graph=True)
+    (jacobian,) = torch.autograd.grad(y, [x], directions, is_grads_batched=True, create_graph=True)
+    jacobian.square().sum().backward()
+
+
+@program
+def zeros_without_memory(first: nn.Linear, second: nn.Linear) -> None:
+    """The gradient of `sgn`, times a number."""
+    x = first(rows())
+    ((x * 2).sgn() + second(x)).square().sum().backward()
 
 
 @program

@@ -118,7 +118,7 @@ class RealRun(TorchDispatchMode):
     ) -> Any:
         if any(map(is_wrapper, types)):
             return NotImplemented  # the tensors inside it pass here
-        if func is aten.to.dtype_layout and args[0]._is_zerotensor():
+        if func is aten.to.dtype_layout and _is_zero(args[0]):
             with self, _zeros_are_made():
                 return func.decompose(*args, **kwargs or {})
         self._where = str(func)
@@ -175,6 +175,11 @@ def _zeros_are_made() -> Any:
     excluded = torch._C._dispatch_tls_local_exclude_set().remove(key)
     included = torch._C._dispatch_tls_local_include_set()
     return torch._C._ForceDispatchKeyGuard(included, excluded)
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether a value is a tensor of zeros without memory; a number may stand for a tensor."""
+    return isinstance(value, torch.Tensor) and value._is_zerotensor()
 
 
 def _select(mask: torch.Tensor, fraction: float) -> torch.Tensor:
