@@ -89,8 +89,9 @@ class NoFakeKernelError(InputError):
 def blaming_the_user(what: str, within: str = "") -> Iterator[None]:
     """Turn errors of the user's code, including `sys.exit`, into an `InputError`.
 
-    graphmem's own errors pass through unchanged, and so do interruptions from outside:
-    `KeyboardInterrupt`, and signals of packages that are not an `Exception`, such as `pytest.skip`.
+    graphmem's own errors pass through, with the place in the program if they have none. So do
+    interruptions from outside: `KeyboardInterrupt`, and signals of packages that are not an
+    `Exception`, such as `pytest.skip`.
 
     Args:
         what: what is running, such as `build()`.
@@ -98,12 +99,22 @@ def blaming_the_user(what: str, within: str = "") -> Iterator[None]:
     """
     try:
         yield
+    except InputError as error:
+        _add_place(error)
+        raise
     except (GraphmemError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
         if is_own_fault(error) or _is_signal(error):
             raise
         raise user_error(error, what, within) from error
+
+
+def _add_place(error: InputError) -> None:
+    place = place_of(error)
+    if place and error.user_line is None and place not in str(error):
+        error.args = (f"{error} ({place})",)
+        error.user_line = place.rpartition("called from ")[2]
 
 
 def _is_signal(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from graphmem.virtual_device import assigned_types, cuda_api, parameters, subcla
 from graphmem.virtual_device.attention import attention_of
 from graphmem.virtual_device.autocast_policies import autocast_of
 from graphmem.virtual_device.convolution_layout import convolution_backend, convolution_layout
-from graphmem.virtual_device.copies import deep_copies
+from graphmem.virtual_device.copies import copies
 from graphmem.virtual_device.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.device_numbers import device_numbers
@@ -69,7 +69,7 @@ def virtual_cuda(
                 *subclasses.replacements(),
                 *asked_types.replacements(),
                 *assigned_types.replacements(),
-                *deep_copies(),
+                *copies(),
                 (torch.nn.RNNBase, "flatten_parameters", flatten_parameters),
                 (torch._C, _CONVOLUTION_LAYOUT, convolution_layout(of_build)),
                 *convolution_backend(),
@@ -112,7 +112,7 @@ def fake_cpu(fake_mode: FakeTensorMode, before: Tensors | None = None) -> Iterat
         *moved,
         *of_parameters,
         *subclasses.replacements(),
-        *deep_copies(),
+        *copies(),
         *cuda_api.foreach_of_fake_tensors(),
     ]
     with replaced(replacements), scattered_one_hot():

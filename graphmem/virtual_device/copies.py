@@ -1,4 +1,4 @@
-"""`copy.deepcopy` of fake tensors: what a card allocates for the same copies, in the same order.
+"""Copies of fake tensors: what a card allocates for the same copies, in the same order.
 
 (1) A parameter is cloned, without its gradient and its attributes (torch/nn/parameter.py,
     `Parameter.__deepcopy__`).
@@ -6,25 +6,58 @@
     an empty tensor of one element is made, which swaps its own storage for the copied one
     (torch/_tensor.py, `Tensor.__deepcopy__`; torch/storage.py, `UntypedStorage.__deepcopy__`).
 (3) The gradient and the user's attributes are copied along; graphmem's notes on a tensor are not.
+(4) `copy.copy` makes another tensor of the same storage (torch/_utils.py, `_rebuild_tensor_v2`). It
+    asks `__reduce_ex__` as `pickle` does, which is refused: there is no data to write.
 
-PyTorch's own method would clone both kinds, and copy every attribute of a fake tensor.
+PyTorch's own methods would clone both kinds, and copy every attribute of a fake tensor.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.virtual_device.messages import SaveInTraceError
 from graphmem.virtual_device.notes import Note
 from graphmem.virtual_device.patching import Replacement
 
 
-def deep_copies() -> list[Replacement]:
+def copies() -> list[Replacement]:
     """List the attributes to replace."""
-    return [(FakeTensor, "__deepcopy__", _copied)]
+    return [(FakeTensor, "__deepcopy__", _copied), (FakeTensor, "__reduce_ex__", _reduced)]
+
+
+class _Unsaved:
+    """A tensor that may be passed on, but not written."""
+
+    def __init__(self, tensor: FakeTensor) -> None:
+        self.tensor = tensor
+
+    def __reduce__(self) -> NoReturn:
+        raise SaveInTraceError
+
+
+def _reduced(tensor: FakeTensor, protocol: Any) -> tuple[Callable[..., Any], tuple[_Unsaved]]:
+    return _of_same_storage, (_Unsaved(tensor),)
+
+
+def _of_same_storage(unsaved: _Unsaved) -> torch.Tensor:
+    """Clause (4)."""
+    tensor = unsaved.tensor
+    if getattr(tensor, "_is_param", False):
+        return torch.nn.Parameter(tensor.data, tensor.requires_grad)
+    made = tensor.data.requires_grad_(tensor.requires_grad)
+    made.__dict__.update(_own(tensor, made))
+    return made
+
+
+def _own(tensor: FakeTensor, made: torch.Tensor) -> dict[str, Any]:
+    """The user's attributes of a tensor."""
+    return {name: value for name, value in vars(tensor).items() if is_users(name, value, made)}
 
 
 def _copied(tensor: FakeTensor, memo: dict[Any, Any]) -> Any:
@@ -47,8 +80,7 @@ def _copied(tensor: FakeTensor, memo: dict[Any, Any]) -> Any:
         if tensor.grad is not None:
             made.grad = copy.deepcopy(tensor.grad, memo)
     memo[id(tensor)] = made
-    own = {name: value for name, value in vars(tensor).items() if is_users(name, value, made)}
-    made.__dict__.update(copy.deepcopy(own, memo))
+    made.__dict__.update(copy.deepcopy(_own(tensor, made), memo))
     return made
 
 

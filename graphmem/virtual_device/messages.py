@@ -45,6 +45,16 @@ class MemoryInTraceError(InputError):
         )
 
 
+class SaveInTraceError(InputError):
+    """A traced step writes a tensor to a file."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the code saves tensors, which have no data in `analyze`",
+            hint="leave that out, or use `graphmem run script.py`, which saves zeros instead",
+        )
+
+
 class PoolAllocatorError(InputError):
     """A memory pool has a custom allocator."""
 

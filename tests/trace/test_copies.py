@@ -1,8 +1,9 @@
-"""`copy.deepcopy` of tensors and models allocates what it does in a real run."""
+"""Copies of tensors and models allocate what they do in a real run."""
 
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import graphmem
 from graphmem import TrainingStep
 from graphmem.trace import TraceOptions
+from graphmem.virtual_device.messages import SaveInTraceError
 from tests.support import oracle
 
 WIDTH = 16
@@ -131,3 +133,32 @@ def test_a_configuration_is_pickled_and_copied_inside_build() -> None:
         return TrainingStep(model=nn.Linear(width, width), inputs=torch.ones(1, width))
 
     assert graphmem.analyze(build, steps=1).model.parameters == 8 * 8 + 8
+
+
+def test_a_shallow_copy_has_the_same_memory() -> None:
+    def build() -> TrainingStep:
+        model, x = nn.Linear(WIDTH, WIDTH), torch.randn(4, WIDTH)
+
+        def step() -> None:
+            rows = copy.copy(x)
+            weight = copy.copy(model.weight)
+            assert isinstance(weight, nn.Parameter)
+            assert rows.untyped_storage()._cdata == x.untyped_storage()._cdata
+            (model(rows) + rows @ weight).sum().backward()
+
+        return TrainingStep(model=model, step=step)
+
+    options = TraceOptions(steps=2, subclass_like=True)
+    oracle.assert_agree(oracle.run(build, options), oracle.traced_events(build, options))
+
+
+@pytest.mark.parametrize("save", [pickle.dumps, lambda tensor: torch.save(tensor, io.BytesIO())])
+def test_a_step_that_saves_tensors_is_refused_at_its_line(save: Callable[[Any], Any]) -> None:
+    def build() -> TrainingStep:
+        model = nn.Linear(WIDTH, WIDTH)
+        return TrainingStep(model=model, step=lambda: save(model.weight))
+
+    with pytest.raises(SaveInTraceError, match=r"analyze` \(.*test_copies\.py:\d+\)") as error:
+        graphmem.analyze(build)
+
+    assert "graphmem run" in (error.value.hint or "")
