@@ -53,6 +53,12 @@ INNER_NAMES = (
         _BACKWARD,
     ),
     Names(
+        "torch.autograd.function.BackwardCFunction",
+        "saved_tensors",
+        "functions that ask a saved parameter for its attributes",
+        "programs with such functions",
+    ),
+    Names(
         "torch.autograd.function.FunctionCtx",
         "set_materialize_grads",
         "Python functions",

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem import graph
 from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
-from graphmem.graph import OwnerKind, Storage
+from graphmem.graph import Storage
 from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
 from graphmem.trace import checkpoints, jit_tracer, whole_backward
 from graphmem.trace.naming import name_saved
@@ -30,7 +30,8 @@ from graphmem.trace.python_functions import is_argument, name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replaced_storages import ReplacedStorages
 from graphmem.trace.saved_fields import SavedFields, names_of
-from graphmem.trace.saved_token import PENDING, Hook, SavedToken
+from graphmem.trace.saved_leaves import SavedLeaves
+from graphmem.trace.saved_token import Hook, SavedToken
 from graphmem.trace.saved_variables import mark_unpacked, note_saved, note_unpacked
 from graphmem.trace.saved_versions import SavedVersions
 from graphmem.trace.transform_levels import innermost, rewrapped
@@ -70,6 +71,7 @@ class SavedTensorHooks:
         self._recorder = recorder
         self._fake_mode = fake_mode
         self._versions = SavedVersions(fake_mode)
+        self._leaves = SavedLeaves(recorder, known)
         self._by_node: dict[int, list[weakref.ref[SavedToken]]] = {}
         self._numbers = itertools.count()
         self._fields = SavedFields()
@@ -111,6 +113,7 @@ class SavedTensorHooks:
 
         replacements = [
             *checkpoints.replacements(),
+            *self._leaves.replacements(),
             (manager, "__enter__", enter_wrapped),
             (manager, "__exit__", leave_wrapped),
             (torch.autograd.graph, "disable_saved_tensors_hooks", disabled),
@@ -177,22 +180,11 @@ class SavedTensorHooks:
             # (tools/autograd/gen_variable_type.py, `emit_body`).
             if is_input or self._recorder.newest_node != node:
                 note_saved(saved, tensor)
-        storage, _ = self._recorder.observe(tensor, None)
-        if wrapper is not tensor:
-            saved.payload = rewrapped(wrapper)
-        elif isinstance(tensor, FakeTensor):
-            saved.geometry = (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device)
-            saved.pending = tuple(view for is_set, view in PENDING if is_set(tensor))
-            saved.made_by = self._recorder.maker_of(tensor)
-            saved.values = self._known.saved(tensor)
-            saved.offset = int(tensor.storage_offset())
-        else:
-            saved.payload = tensor
-        if storage is not None:
-            saved.storage = storage
-            saved.owner = self._recorder.own(
-                storage, OwnerKind.SAVED_TENSOR, checkpoints.OWNER if is_checkpoints else ""
-            )
+                if tensor.is_leaf:
+                    self._leaves.note(saved, tensor)
+        owner = checkpoints.OWNER if is_checkpoints else ""
+        rewraps = None if wrapper is tensor else rewrapped(wrapper)
+        self._leaves.describe(saved, tensor, owner, rewraps)
         return saved
 
     def _pack_sparse(self, saved: SavedToken, tensor: torch.Tensor) -> None:
@@ -226,6 +218,7 @@ class SavedTensorHooks:
             self._recorder.remember_maker(alias, saved.made_by)
         if saved.geometry is not None:
             note_unpacked(saved, alias)
+            self._leaves.note_unpacked(saved, alias)
             mark_unpacked(alias)
         return alias
 

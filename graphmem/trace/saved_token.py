@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,7 @@ class SavedToken:
         "geometry",
         "hooks",
         "is_released",
+        "leaf",
         "made_by",
         "number",
         "offset",
@@ -65,6 +67,7 @@ class SavedToken:
         self.hooks = hooks
         self.field = ""
         self.is_released = False
+        self.leaf: weakref.ref[torch.Tensor] | None = None
         self.storage: Storage | None = None
         self.owner: Owner | None = None
         self.geometry: tuple[Any, ...] | None = None
@@ -100,11 +103,16 @@ class SavedToken:
     def release(self) -> None:
         """Release everything, as `Node::release_variables` does."""
         self.is_released = True
-        self.payload = self.values = self.version = self.together = None
+        self.version = self.together = None
         self.hooks = []
         self.variables.clear()
         for part in reversed(self.parts):  # as `~SparseTensorImpl` does
             part.release()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Stand for nothing any longer; what it stood for has no owner here."""
+        self.payload = self.values = None
         if self.owner is not None and self.owner.end is None:
             assert self.storage is not None
             self._let_go(self.storage, self.owner)

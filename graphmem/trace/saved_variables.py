@@ -83,11 +83,16 @@ def note_gradient(variable: torch.Tensor) -> None:
 
 def keep_where_saved(variable: torch.Tensor) -> None:
     """Have every saver keep a variable with a new history or a retained gradient."""
-    savers: Savers | None = getattr(variable, _SAVED, NOTHING).value
-    for known in () if savers is None else savers.keepers:
-        keeper: Keeper | None = known()
-        if keeper is not None and not keeper.is_released:
+    for keeper in keepers_of(variable):
+        if not keeper.is_released:
             keeper.variables.append(variable)
+
+
+def keepers_of(variable: torch.Tensor) -> list[Any]:
+    """What saved a non-leaf variable, and still exists."""
+    savers: Savers | None = getattr(variable, _SAVED, NOTHING).value
+    known = (each() for each in (() if savers is None else savers.keepers))
+    return [keeper for keeper in known if keeper is not None]
 
 
 def _savers_of(variable: torch.Tensor) -> Savers:

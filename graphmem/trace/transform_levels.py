@@ -30,9 +30,8 @@ def is_of_transform(tensor: torch.Tensor) -> bool:
 
     Those are `kTensorSubclassLike` (aten/src/ATen/TensorSubclassLikeUtils.h).
     """
-    return _functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(
-        tensor
-    )
+    kinds = (_functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor)
+    return any(is_kind(tensor) for is_kind in kinds)
 
 
 def rewrapped(wrapper: torch.Tensor) -> torch.Tensor:

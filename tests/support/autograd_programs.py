@@ -563,6 +563,20 @@ def checkpoint_in_segments(first: nn.Linear, second: nn.Linear) -> None:
     checkpoint_sequential(blocks, 2, x, use_reentrant=False).square().sum().backward()
 
 
+@program
+def swapped_while_it_was_saved(first: nn.Linear, second: nn.Linear) -> None:
+    """Autograd saves the tensor itself, whose memory `.data` replaces; `linear` saves a view."""
+    weight, other = (nn.Parameter(torch.randn(SIZE, SIZE)) for _ in range(2))
+    x = second(first(rows()))
+    y = (x @ weight).sin() + functional.linear(x, other)
+    x.data, weight.data, other.data = (
+        torch.ones(4, SIZE),
+        other.exp().detach(),
+        weight.sin().detach(),
+    )
+    y.sum().backward()
+
+
 # ---- formulas that choose between writing in place and not ---------------------------------------
 
 
