@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from fixtures.random_program import modules_of, step_of
 from graphmem import TrainingStep
 from graphmem.errors import InputError
 from graphmem.trace import TraceOptions
 from tests.fuzz.generator import program_of
+from tests.fuzz.wide import SCOPE, wide_modules_of, wide_program_of
 from tests.support import oracle, unobserved
-from tests.support.oracle import Event
+from tests.support.oracle import Build, Event
 
 SIZE = 6
 STEPS = 2
@@ -36,19 +38,21 @@ class Outcome:
         return self.verdict in ("differs", "refused")
 
 
-def training_step(lines: list[str]) -> TrainingStep:
+def training_step(lines: list[str], *, wide: bool = False) -> TrainingStep:
     """A program as a step, on new tensors and modules."""
-    return step_of(lines, modules_of(SIZE), SIZE, "cpu")
+    modules = (wide_modules_of if wide else modules_of)(SIZE)
+    return step_of(lines, modules, SIZE, "cpu", names=SCOPE if wide else None)
 
 
-def compare(lines: list[str]) -> Outcome:
+def compare(lines: list[str], *, wide: bool = False) -> Outcome:
     """The outcome of the first of both oracles that finds a difference."""
-    refused = refusal(lines)
+    make = partial(training_step, lines, wide=wide)
+    refused = refusal(make)
     if refused is not None:
         return Outcome("invalid", refused)
     for both in (_observed, _unobserved):
         try:
-            oracle.assert_equal(*both(lines))
+            oracle.assert_equal(*both(make))
         except InputError as error:
             return Outcome("refused", f"{both.__name__}: {error}")
         except RuntimeError as error:
@@ -58,9 +62,9 @@ def compare(lines: list[str]) -> Outcome:
     return Outcome("equal")
 
 
-def refusal(lines: list[str]) -> str | None:
+def refusal(make: Build) -> str | None:
     """Real PyTorch's error for a program that does not run."""
-    step = training_step(lines).step
+    step = make().step
     assert step is not None
     try:
         step()
@@ -69,22 +73,24 @@ def refusal(lines: list[str]) -> str | None:
     return None
 
 
-def program_that_runs(seed: int) -> list[str]:
+def program_that_runs(seed: int, *, wide: bool = False) -> list[str]:
     """The first program of a seed that real PyTorch runs, or the last one tried."""
-    programs = [program_of(seed, attempt) for attempt in range(ATTEMPTS)]
-    return next((lines for lines in programs if refusal(lines) is None), programs[-1])
+    of_seed = wide_program_of if wide else program_of
+    programs = [of_seed(seed, attempt) for attempt in range(ATTEMPTS)]
+    runs = (
+        lines for lines in programs if refusal(partial(training_step, lines, wide=wide)) is None
+    )
+    return next(runs, programs[-1])
 
 
-def _observed(lines: list[str]) -> tuple[list[Event], list[Event]]:
+def _observed(make: Build) -> tuple[list[Event], list[Event]]:
     options = TraceOptions(steps=STEPS, subclass_like=True)
-    make = lambda: training_step(lines)  # noqa: E731
     real = oracle.run(make, options)
     traced = oracle.traced_events(make, options)
     return oracle.sorted_where_unordered(real, traced)
 
 
-def _unobserved(lines: list[str]) -> tuple[list[Event], list[Event]]:
-    make = lambda: training_step(lines)  # noqa: E731
+def _unobserved(make: Build) -> tuple[list[Event], list[Event]]:
     return unobserved.profiled_events(make, STEPS), unobserved.traced_events(make, STEPS)
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
-from tests.fuzz.comparison import program_that_runs, refusal
+from tests.fuzz.comparison import program_that_runs, refusal, training_step
 
 FILE = Path(__file__).parents[2] / "fixtures" / "random_programs.json"
 
@@ -17,7 +18,7 @@ FILE = Path(__file__).parents[2] / "fixtures" / "random_programs.json"
 def main() -> None:
     first, count = map(int, sys.argv[1:])
     programs = map(program_that_runs, range(first, first + count))
-    running = [lines for lines in programs if refusal(lines) is None]
+    running = [lines for lines in programs if refusal(partial(training_step, lines)) is None]
     FILE.write_text(json.dumps(running, indent=1) + "\n")
 
 

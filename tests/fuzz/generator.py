@@ -10,6 +10,8 @@ statement fits any variable. A statement that real PyTorch rejects makes the pro
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 VIEWS = """
 {n} = {v}.t()
@@ -151,21 +153,41 @@ optimizer.zero_grad(set_to_none=False)
 KINDS = ((VIEWS, 3), (OPERATIONS, 5), (INDEXING, 2), (IN_PLACE, 2), (MODULES, 4), (AUTOGRAD, 3))
 
 
-def program_of(seed: int, attempt: int = 0) -> list[str]:
+@dataclass(frozen=True)
+class Statements:
+    """What a program is made of.
+
+    Attributes:
+        kinds: lists of statements, with their weights.
+        optimizers: one of which may make an update.
+        afterwards: what may happen between the backward pass and the update.
+        most: statements before the loss.
+    """
+
+    kinds: Sequence[tuple[list[str], float]]
+    optimizers: list[str]
+    afterwards: list[str]
+    most: int
+
+
+NARROW = Statements(KINDS, OPTIMIZERS, AFTERWARDS, most=14)
+
+
+def program_of(seed: int, attempt: int = 0, statements: Statements = NARROW) -> list[str]:
     """The lines of a program: statements, possibly an optimizer, and the backward pass."""
     chosen = random.Random(f"{seed}.{attempt}")
     names = ["v0"]
     lines = ["v0 = x * 1"]
-    kinds, weights = zip(*KINDS, strict=True)
-    for _ in range(chosen.randint(2, 14)):
+    kinds, weights = zip(*statements.kinds, strict=True)
+    for _ in range(chosen.randint(2, statements.most)):
         (kind,) = chosen.choices(kinds, weights)
         lines.append(_statement(chosen, chosen.choice(kind), names))
     used = chosen.sample(names, min(len(names), 3))
     lines.append("loss = " + " + ".join(f"{name}.float().square().mean()" for name in used))
     lines.append(chosen.choice(ENDINGS))
     if chosen.random() < 0.5:
-        lines.append(f"optimizer = optimizer or {chosen.choice(OPTIMIZERS)}")
-        lines += chosen.sample(AFTERWARDS, chosen.randint(0, 1))
+        lines.append(f"optimizer = optimizer or {chosen.choice(statements.optimizers)}")
+        lines += chosen.sample(statements.afterwards, chosen.randint(0, 1))
         lines.append("optimizer.step()")
     return lines
 

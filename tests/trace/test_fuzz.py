@@ -1,7 +1,7 @@
 """A trace of a random program allocates and frees what a real run does.
 
-A few fixed seeds; `python -m tests.fuzz --programs 2000 --reduce` runs many, and `--compile
-aot_eager` compiles them.
+A few fixed seeds; `python -m tests.fuzz --programs 2000 --reduce` runs many, `--wide` of more
+kinds, and `--compile aot_eager` compiles them.
 """
 
 from __future__ import annotations
@@ -73,6 +73,13 @@ FREED_FAULTS = {
 def test_a_random_program_is_traced_as_it_runs(seed: int) -> None:
     lines = program_that_runs(seed)
     outcome = compare(lines)
+    assert not outcome.is_fault, "\n".join([*lines, outcome.details])
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 3))])
+def test_a_wide_random_program_is_traced_as_it_runs(seed: int) -> None:
+    lines = program_that_runs(seed, wide=True)
+    outcome = compare(lines, wide=True)
     assert not outcome.is_fault, "\n".join([*lines, outcome.details])
 
 
