@@ -154,9 +154,12 @@ class World:
         """Set this rank's variables, and some more, while the context is open."""
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         given = {name: os.environ.get(name, text) for name, text in rendezvous.items()}
-        # A launcher may give each rank one card; without a launcher the variable names real cards.
         is_launched = World.of(os.environ) is not None
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if is_launched else None
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        # A launcher may give each rank one card. Without one the variable names real cards, and a
+        # script that reads it, as torchrun leaves it, finds those of its node.
+        if visible is not None and not is_launched:
+            visible = ",".join(map(str, range(self.per_node)))
         elastic = {} if is_launched else _ELASTIC
         mine = {**self.variables, **elastic, **given, "CUDA_VISIBLE_DEVICES": visible}
         with environment({**mine, **more}):

@@ -899,9 +899,14 @@ class TestCards:
     ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
-        done = run("--nproc-per-node", "8", script("print(torch.cuda.device_count())"))
+        path = script(
+            "import os",
+            "print(torch.cuda.device_count(), os.environ['CUDA_VISIBLE_DEVICES'])",
+        )
 
-        assert (done.exit_code, done.stdout) == (0, "8\n")
+        done = run("--nproc-per-node", "8", path)
+
+        assert (done.exit_code, done.stdout) == (0, "8 0,1,2,3,4,5,6,7\n")
 
     @pytest.mark.parametrize("rank", [0, pytest.param(2, marks=SLOW)])
     def test_objects_of_one_rank_reach_the_others(
