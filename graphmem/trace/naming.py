@@ -147,6 +147,13 @@ def name_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None
                     recorder.identify(tensor, OwnerKind.OPTIMIZER_STATE, f"{name}.{key}{path}")
 
 
+def trains_anything_new(recorder: Recorder, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a parameter has another storage by now, as after `parameter.data = other`."""
+    trained = (each for group in optimizer.param_groups for each in group["params"])
+    storages = (recorder.storage_of(each) for each in trained)
+    return any(each is not None and recorder.variable_of(each) is not None for each in storages)
+
+
 def _name_trained(recorder: Recorder, parameter: torch.Tensor, place: str) -> str:
     """The name of what an optimizer trains: a module's, else the variable's, else its place."""
     known = recorder.identity_of(parameter)

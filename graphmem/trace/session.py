@@ -349,7 +349,8 @@ class Session:
             if torch.compiler.is_compiling() and _breaks_graphs(optimizer):
                 torch._dynamo.graph_break()
             known = self._optimizers.get(id(optimizer))
-            if known is None or known() is not optimizer:
+            is_new = known is None or known() is not optimizer
+            if is_new or naming.trains_anything_new(self.recorder, optimizer):
                 self._optimizers[id(optimizer)] = weakref.ref(optimizer)
                 for name, model in self.location.roots:
                     naming.name_model(self.recorder, model, name)

@@ -102,3 +102,20 @@ def test_a_tensor_on_the_host_with_a_gradient_on_the_card_is_copied(virtual_gpu:
         back.copy_(weight)
 
     assert weight.grad is gradient
+
+
+def test_parameters_keep_their_names_in_storages_that_replace_theirs(virtual_gpu: Card) -> None:
+    """Sharpness-aware minimisation steps from copies, set by `parameter.data = old`."""
+    gpu = virtual_gpu("a100")
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256)).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        old = {each: each.data.clone() for each in model.parameters()}
+        model(torch.ones(2, 256, device="cuda")).sum().backward()
+        for parameter in model.parameters():
+            parameter.data = old[parameter]
+        optimizer.step()
+
+    found = owners(gpu)
+    named = {name for name, kind in found.items() if kind in ("parameter", "gradient")}
+    assert named == {"0.weight", "0.bias", "0.weight.grad", "0.bias.grad"}
