@@ -41,12 +41,15 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
 
     def is_on_device(memory: torch.UntypedStorage) -> bool:
         storage = recorder.storage_in(memory)
-        return storage is not None and storage.device == str(recorder.device)
+        if storage is None:  # a tensor of the meta device is saved without its storage
+            return memory.device.type == "meta" and not memory.nbytes()
+        return storage.device == str(recorder.device)
 
     def zeros_on_host(memory: torch.UntypedStorage) -> Any:
         if not is_on_device(memory):
             return to_host(memory)
-        reads.saved()
+        if memory.nbytes():
+            reads.saved()
         return constructors.zeros(
             memory.nbytes(), dtype=torch.uint8, device="cpu"
         ).untyped_storage()

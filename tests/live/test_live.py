@@ -404,6 +404,17 @@ class TestCopies:
         # without map_location, as for any checkpoint written on a card
         assert torch.load(file, map_location="cpu")["x"].abs().sum() == 0
 
+    def test_a_tensor_without_elements_loads_where_it_was(self) -> None:
+        """As YOLOv9's `anchors`; it has no memory on the card by which it could be known."""
+        file = io.BytesIO()
+        with graphmem.virtual_gpu("h100") as gpu:
+            torch.save(torch.empty(0, 3).cuda(), file)
+            file.seek(0)
+            loaded = torch.load(file)
+
+            assert (str(loaded.device), loaded.shape) == ("cuda:0", (0, 3))
+            assert not gpu.report().assumptions
+
     def test_zeros_take_no_room_in_a_saved_file(self, tmp_path: Path) -> None:
         file, host = tmp_path / "weights.pt", torch.arange(1 << 18)
         with graphmem.virtual_gpu("h100"):
