@@ -39,14 +39,8 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
     rebuild: Any = torch._utils._rebuild_tensor
     of_host: Any = torch.storage.TypedStorage.__reduce__
 
-    def is_on_device(memory: torch.UntypedStorage) -> bool:
-        storage = recorder.storage_in(memory)
-        if storage is None:  # a tensor of the meta device is saved without its storage
-            return memory.device.type == "meta" and not memory.nbytes()
-        return storage.device == str(recorder.device)
-
     def zeros_on_host(memory: torch.UntypedStorage) -> Any:
-        if not is_on_device(memory):
+        if not _is_on_device(memory, recorder):
             return to_host(memory)
         if memory.nbytes():
             reads.saved()
@@ -56,7 +50,7 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
 
     def moved(memory: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any:
         target = torch.device(device)
-        if target.type != "cuda" or is_on_device(memory):
+        if target.type != "cuda" or _is_on_device(memory, recorder):
             return to_device(memory, device=target, non_blocking=non_blocking)
         return constructors.empty(
             memory.nbytes(), dtype=torch.uint8, device=target
@@ -64,7 +58,7 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
 
     def pickled(storage: Any) -> Any:
         memory = storage._untyped_storage
-        if not is_on_device(memory):
+        if not _is_on_device(memory, recorder):
             return of_host(storage)
         host = torch.storage.TypedStorage(
             wrap_storage=zeros_on_host(memory), dtype=storage.dtype, _internal=True
@@ -73,7 +67,7 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
 
     def rebuilt(storage: Any, offset: int, size: Any, stride: Any) -> Any:
         memory = storage._untyped_storage
-        if not is_on_device(memory):
+        if not _is_on_device(memory, recorder):
             return rebuild(storage, offset, size, stride)
         with torch._C._DisableTorchDispatch():
             like = constructors.empty(0, dtype=storage.dtype, device="meta")
@@ -92,6 +86,13 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
             for kind in (torch.Tensor, torch.nn.Parameter)
         ),
     ]
+
+
+def _is_on_device(memory: torch.UntypedStorage, recorder: Recorder) -> bool:
+    storage = recorder.storage_in(memory)
+    if storage is None:  # without elements; a tensor of the meta device is saved without a storage
+        return memory.device.type == "meta" and not memory.nbytes()
+    return storage.device == str(recorder.device)
 
 
 def _opening_sparse_files() -> Callable[[Any], Any]:

@@ -52,7 +52,8 @@ def what_it_started(started: Started) -> str | None:
     """A sentence on the first launcher or function of its own that a program started, or None."""
     for (launcher, *arguments), environment in started.commands:
         name = Path(launcher).name
-        if LAUNCHER.fullmatch(name):
+        runs_code = arguments[:1] == ["-c"]  # of Python: what a library asks it for, no program
+        if LAUNCHER.fullmatch(name) and not runs_code:
             return (
                 f"it started {name}, in a process that has no virtual card; name what that runs: "
                 f"{without_launcher(arguments, environment)}"

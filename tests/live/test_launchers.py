@@ -85,8 +85,10 @@ def test_a_script_that_uses_the_card_itself_is_told_nothing(
     assert "it started" not in outcome.stderr
 
 
-def test_other_programs_are_no_launchers(started: Callable[[str], Outcome]) -> None:
-    outcome = started("import subprocess\nsubprocess.run('true', shell=True)\n")
+@pytest.mark.parametrize("command", ["'true', shell=True", "['python', '-c', '']"])
+def test_other_programs_are_no_launchers(started: Callable[[str], Outcome], command: str) -> None:
+    """Nor is Python itself, as jsonargparse asks it for `sys.path`."""
+    outcome = started(f"import subprocess\nsubprocess.run({command})\n")
 
     assert "it started" not in outcome.stderr
 
