@@ -4,7 +4,7 @@
 (2) A test with a call or an attribute may depend on a size: `len(ids) < 300`, `ids.shape[1]`,
     `is_finished(ids)`. `tokens[-1] != 2` does not.
 (3) A tested bool was set elsewhere: `done = is_finished(ids)`. The line that sets it counts as a
-test.
+test, with all that it sets: `observation, reward, done, _ = environment.step(action)`.
 (4) `next` and caught exceptions end a loop without a test: every variable counts, with its size.
 """
 
@@ -44,7 +44,7 @@ class Tests:
         """The variables whose size may matter."""
         if self.any_ends:
             return frozenset(variables)
-        flags = [name for name in self.names if isinstance(variables.get(name), bool)]
+        flags = [name for name in self.names if _is_bool(variables.get(name))]
         return self.sized.union(*(self.set_by.get(flag, frozenset()) for flag in flags))
 
 
@@ -61,13 +61,18 @@ def tests_of(code: CodeType, loop: frozenset[int]) -> Tests:
     set_by: dict[str, frozenset[str]] = {}
     for line, names in zip(lines.values(), loaded, strict=True):
         for name in _names(line, "STORE_"):
-            set_by[name] = set_by.get(name, frozenset()) | names
+            set_by[name] = set_by.get(name, frozenset()) | names | _names(line, "STORE_")
     return Tests(
         _union(_names(line, "LOAD_") for line in tests),
         _union(_names(line, "LOAD_") for line in asking),
         set_by,
         "next" in _union(loaded) or _catches(code),
     )
+
+
+def _is_bool(value: object) -> bool:
+    """Whether a value is a bool of Python's or NumPy's, which is no subclass."""
+    return type(value).__name__ in ("bool", "bool_")
 
 
 def _is_test(instruction: dis.Instruction) -> bool:
@@ -102,6 +107,28 @@ def while_loop_around(code: CodeType, offset: int) -> frozenset[int] | None:
         return None
     loop, is_for = min(around, key=lambda each: len(each[0]))
     return None if is_for else loop
+
+
+def loops_around(code: CodeType, offset: int) -> frozenset[int]:
+    """The instructions of the outermost loop around an offset, of any kind; none without a loop."""
+    return max(
+        (loop for loop, _ in _loops_of(code) if offset in loop), key=len, default=frozenset()
+    )
+
+
+@cached_by_code
+def names_set(code: CodeType, instructions: frozenset[int]) -> frozenset[str]:
+    """The names that some instructions set."""
+    return _names(
+        (each for each in dis.get_instructions(code) if each.offset in instructions), "STORE_"
+    )
+
+
+@cached_by_code
+def yields(code: CodeType, instructions: frozenset[int]) -> bool:
+    """Whether any of them hands a value to whoever resumes the generator."""
+    found = (each for each in dis.get_instructions(code) if each.offset in instructions)
+    return any(each.opname == "YIELD_VALUE" for each in found)
 
 
 @cached_by_code

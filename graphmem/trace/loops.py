@@ -3,10 +3,13 @@
 `while True: ...; if loss.item() < 0.01: break` ends on a card, but not here, where a loss reads as
 1. A user's loop is reported once it has returned to the same instruction `ROUNDS` times without a
 known change in anything that could end it: among the variables of its function and of `self` that
-its tests name (`tests_of`), no number, string or known value, and no length if a test depends on
-one. So a loop that appends each loss to a list, or each token to a tensor, is reported as well. A
-`for` loop ends with its iterable, and a `while` loop that counts within `MOST` rounds. Several
-reads in one call are one round of the caller's loop, as in a training loop that evaluates.
+its tests name (`tests_of`), no number, string or known value, and no length, array's content or
+object's number if a test depends on one, as on `environment.step(action)`. So a loop that appends
+each loss to a list, or each token to a tensor, is reported as well. A `for` loop ends with its
+iterable, and a `while` loop that counts within `MOST` rounds. What only a loop around it sets tells
+that the loop was left. Several reads in one call are one round of the caller's loop, as in a
+training loop that evaluates. A loop that yields ends when its caller resumes it no more, so the
+caller's loop counts, and what the generator counts with it.
 A loop of a library counts where it reads by itself, as a solver's does that halves its step until
 an error is small; trainers leave that to their functions.
 A distribution draws until each number is accepted (torch/distributions/von_mises.py), which takes
@@ -22,13 +25,21 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from itertools import islice
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from graphmem.frames import Origin, origin_of, short_path
-from graphmem.trace.loop_tests import Tests, tests_of, while_loop_around
+from graphmem.trace.loop_tests import (
+    Tests,
+    loops_around,
+    names_set,
+    tests_of,
+    while_loop_around,
+    yields,
+)
 from graphmem.trace.messages import EndlessLoopError
 from graphmem.trace.naming import variables_of
 from graphmem.values.known import KnownValues
@@ -40,6 +51,7 @@ MOST = 10_000
 """How many rounds it may run in all: a loop that only counts does not end by its reads."""
 
 _FEW = 64
+_MANY = 1 << 16
 _WRAPPERS = "torchinductor_"
 _DISTRIBUTIONS = "/torch/distributions/"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -48,10 +60,12 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 class _Visit(NamedTuple):
     """How often a loop returned to an instruction: in all, and since its state changed.
 
-    `call` is the user's function that the instruction called at the last visit.
+    `around` is what loops around it have set, and `call` the user's function that the instruction
+    called at the last visit.
     """
 
     state: tuple[Any, ...] | None = None
+    around: tuple[Any, ...] | None = None
     call: _Visits | None = None
     unchanged: int = 0
     rounds: int = 0
@@ -86,6 +100,7 @@ class Loops:
         if sys.gettrace() is not None:  # a debugger: people step through, and change things
             return
         call: _Visits | None = None
+        resumed: tuple[Any, ...] = ()
         is_reading = True
         for frame in frames:
             is_library = _is_library(frame)
@@ -97,24 +112,27 @@ class Loops:
             if not isinstance(visits, _Visits):
                 visits = frame.f_trace = _Visits()
             before = visits.seen.get(frame.f_lasti, _Visit())
-            loop = while_loop_around(frame.f_code, frame.f_lasti)
-            if loop is not None and (call is None or call is not before.call):
-                tests = tests_of(frame.f_code, loop)
-                visits.seen[frame.f_lasti] = self._visit(frame, tests, before, call)
-            # A generator runs in one frame for all rounds.
-            call = None if frame.f_code.co_flags & inspect.CO_GENERATOR else visits
+            if _has_rounds(frame) and (call is None or call is not before.call):
+                visits.seen[frame.f_lasti] = self._visit(frame, before, call, resumed)
+            if frame.f_code.co_flags & inspect.CO_GENERATOR:  # in one frame for all rounds
+                call, resumed = None, (*resumed, *self._counted(frame))
+            else:
+                call, resumed = visits, ()
 
     def _visit(
-        self, frame: FrameType, tests: Tests, before: _Visit, call: _Visits | None
+        self, frame: FrameType, before: _Visit, call: _Visits | None, resumed: tuple[Any, ...]
     ) -> _Visit:
-        state = tuple(self._state(frame, tests))
+        state = (*self._state(frame), *resumed)
+        around = tuple(self._set_around(frame))
+        if around != before.around:  # it was left, and begins again
+            before = _Visit()
         unchanged = before.unchanged + 1 if state == before.state else 1
         if unchanged > ROUNDS:
             self._refuse(frame, f"in {ROUNDS} rounds, nothing known that could end it has changed")
         most = ROUNDS if _is_distribution(frame) else MOST
         if before.rounds >= most:
             self._refuse(frame, f"it ran {most:,} rounds")
-        return _Visit(state, call, unchanged, before.rounds + 1)
+        return _Visit(state, around, call, unchanged, before.rounds + 1)
 
     def _refuse(self, frame: FrameType, why: str) -> NoReturn:
         where = _line(frame)
@@ -126,10 +144,29 @@ class Loops:
         answer = f"{where.rpartition('/')[2]}=0" if _is_library(frame) else ""
         raise EndlessLoopError(asked if _is_compiled(frame) else where, asked, why, answer)
 
-    def _state(self, frame: FrameType, tests: Tests) -> Iterator[tuple[str, Any]]:
+    def _state(self, frame: FrameType) -> Iterator[tuple[str, Any]]:
+        loop = while_loop_around(frame.f_code, frame.f_lasti)
+        tests = tests_of(frame.f_code, loop)
         variables = variables_of(frame)
         yield from self._tested(variables, tests)
         yield from self._tested(dict(getattr(variables.get("self"), "__dict__", {})), tests)
+
+    def _set_around(self, frame: FrameType) -> Iterator[tuple[str, Any]]:
+        """What loops around the innermost one set, and it does not; objects by their addresses."""
+        code = frame.f_code
+        loop = while_loop_around(code, frame.f_lasti) or frozenset()
+        names = names_set(code, loops_around(code, frame.f_lasti) - loop) - names_set(code, loop)
+        if names:
+            for name, value in variables_of(frame).items():
+                if name in names:
+                    yield name, value if isinstance(value, _PLAIN) else id(value)
+
+    def _counted(self, frame: FrameType) -> Iterator[tuple[str, Any]]:
+        """The numbers that a generator's loops set."""
+        names = names_set(frame.f_code, loops_around(frame.f_code, frame.f_lasti))
+        for name, value in variables_of(frame).items():
+            if name in names and isinstance(value, _PLAIN):
+                yield name, value
 
     def _tested(self, variables: Mapping[str, Any], tests: Tests) -> Iterator[tuple[str, Any]]:
         sized = tests.sized_among(variables)
@@ -147,18 +184,25 @@ class Loops:
             return value[-1] if value and isinstance(value[-1], _PLAIN) else None
         return self._sketch(value)
 
-    def _sketch(self, value: Any) -> Any:
+    def _sketch(self, value: Any, depth: int = 2) -> Any:
         """A value that changes when a variable does."""
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, torch.Tensor):
             return tuple(value.shape), self._known_numbers(value)
+        if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+            return hash(value.flat[:_MANY].tobytes())
+        if isinstance(value, (dict, tuple)) and depth:
+            items = value.values() if isinstance(value, dict) else value
+            few = tuple(self._sketch(each, depth - 1) for each in islice(items, _FEW))
+            return type(value), len(value), few
         if isinstance(value, Sized) and not isinstance(value, type):
             try:
                 return type(value), len(value)
             except Exception:  # noqa: BLE001 - a user's class may raise anything
                 return type(value)
-        return type(value)
+        own = list(getattr(value, "__dict__", {}).values())
+        return type(value), tuple(each for each in own if isinstance(each, _PLAIN))
 
     def _known_numbers(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
         known = self._known.of(tensor)
@@ -167,6 +211,12 @@ class Loops:
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             few = known.tensor.detach().reshape(-1)[:_FEW] if known.tensor.numel() else known.tensor
             return tuple(few.tolist())
+
+
+def _has_rounds(frame: FrameType) -> bool:
+    """Whether the innermost loop is a `while` loop, and its function's own to end."""
+    loop = while_loop_around(frame.f_code, frame.f_lasti)
+    return loop is not None and not yields(frame.f_code, loops_around(frame.f_code, frame.f_lasti))
 
 
 def _is_user(frame: FrameType) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dis
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -435,6 +437,11 @@ LOOPS = {
             rounds += 1
             losses.append(self(x).mean().item())
             if losses[-1] < 0.01: break""",
+    "a loss that a generator yields": """def losses():
+            while True: yield self(x).mean().item()
+        found = losses()
+        while True:
+            if next(found) < 0.01: break""",
 }
 
 
@@ -591,8 +598,87 @@ def by_what_it_catches(device: torch.device) -> int:
         torch.randn((), device=device).item()
 
 
+class Environment:
+    """As Gym's: it knows itself how long an episode has lasted."""
+
+    elapsed = 0
+
+    def step(self, action: object) -> bool:
+        self.elapsed += 1
+        return action is not None and self.elapsed >= 300
+
+
+def by_an_environment(device: torch.device) -> int:
+    environment, done = Environment(), False
+    environment.elapsed = 0
+    while not done:
+        action = torch.randn(2, device=device).argmax().item()
+        done = environment.step(action)
+    return environment.elapsed
+
+
+def by_observations(device: torch.device) -> int:
+    elapsed = np.zeros(1)
+
+    def step(action: object) -> tuple[Any, Any]:
+        elapsed[:] += action is not None
+        return elapsed.copy(), elapsed[0] >= 300
+
+    observation, done = np.zeros(1), np.bool_(0)
+    while not done:
+        action = torch.randn(2, device=device).argmax().item()
+        observation, done = step(action)
+    return int(observation[0])
+
+
+def by_a_loop_around_it(device: torch.device) -> int:
+    found = []
+    for _ in range(300):
+        done = False
+        while not done:
+            found.append(torch.randn((), device=device).item())
+            done = True
+    return len(found)
+
+
+def by_what_resumes_it(device: torch.device) -> int:
+    """As DIAMOND collects: a generator acts, another one counts, and a third party asks both."""
+
+    def acting() -> Iterator[float]:
+        while True:
+            left = 1
+            while left:
+                action = torch.randn((), device=device).item()
+                left -= 1
+            yield action
+
+    def collected(wanted: int) -> Iterator[int]:
+        steps, actions = 0, acting()
+        while True:
+            next(actions)
+            steps += 1
+            if steps % wanted == 0:
+                yield steps
+
+    found = collected(150)
+    while True:
+        if (steps := next(found)) >= 300:
+            return steps
+
+
 @pytest.mark.parametrize(
-    "loop", [by_a_count, by_a_length, by_a_helper, by_what_it_catches, after_an_evaluation]
+    "loop",
+    [
+        by_a_count,
+        by_a_length,
+        by_a_helper,
+        by_what_it_catches,
+        after_an_evaluation,
+        by_an_environment,
+        by_observations,
+        by_a_loop_around_it,
+        by_what_resumes_it,
+    ],
 )
 def test_a_loop_that_ends_by_known_values_runs_to_its_end(loop: Any) -> None:
     assert on_card(loop)[0] == 300
