@@ -21,6 +21,7 @@ from graphmem import constructors
 from graphmem.torch_releases import COPIES_TO_DEVICES_KEPT_OFF, installed_release
 from graphmem.torch_releases.manifest import check_supported
 from graphmem.values.held import HeldValues
+from graphmem.virtual_device.class_losses import LOSSES, with_longs
 from graphmem.virtual_device.layouts import LAYOUTS, VIEWS, view_of
 from graphmem.virtual_device.operators import KERNELS
 from graphmem.virtual_device.subclasses import as_plain
@@ -83,6 +84,8 @@ class VirtualFakeMode(FakeTensorMode):
             return kernel(*args, **(kwargs or {}))
         if func is _UNSAFE_VIEW and args[0].layout is torch.strided:
             func = _VIEW  # below autograd they are one, but PyTorch's cache refuses the former
+        elif func in LOSSES:
+            args = with_longs(func, args)
         elif func is _TO_COPY and not (
             self._copies_are_kept_off or isinstance(args[0], FakeTensor)
         ):
