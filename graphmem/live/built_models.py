@@ -4,15 +4,19 @@ A model is named when it is called, or at the end of its program if it exists th
 function has built and left gets the names that it had when it was moved to the card.
 
 A model whose parts alone are called, as NeMo's `self.encoder(…)` in a method of the model, is the
-one that was moved as a whole: its parts have their names in that.
+one that was moved as a whole, or whose method runs, as a copy's that was made on the card: its
+parts have their names in that.
 
 Not covered: a model that is made on the card, by `with torch.device("cuda")`, and left.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections.abc import Iterator
 from itertools import chain
+from types import FrameType
 from typing import Any
 
 import torch
@@ -51,9 +55,9 @@ class BuiltModels:
         return [model for moved in list(self._moved.values()) if (model := moved()) is not None]
 
     def whole(self, part: torch.nn.Module) -> torch.nn.Module:
-        """The largest moved model that a part with tensors belongs to, or the part itself."""
+        """The largest known model that a part with tensors belongs to, or the part itself."""
         if any(True for _ in chain(part.parameters(), part.buffers())):
-            for model in self.models():
+            for model in chain(self.models(), _with_methods_that_run()):
                 if any(each is part for each in model.modules()):
                     part = model
         return part
@@ -73,3 +77,13 @@ class BuiltModels:
             storage = self._recorder.graph.storages[number]
             if not any(map(storage.owned_as, (OwnerKind.PARAMETER, OwnerKind.BUFFER))):
                 self._recorder.label(number, kind, name)
+
+
+def _with_methods_that_run() -> Iterator[torch.nn.Module]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""
+        found = frame.f_locals.get(first)
+        if isinstance(found, torch.nn.Module):
+            yield found
+        frame = frame.f_back

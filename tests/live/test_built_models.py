@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -138,3 +139,26 @@ def test_a_module_may_list_its_parameters_in_its_own_way() -> None:
         loss = Loss().cuda()
         loss(torch.ones(4, 8, device="cuda")).backward()
     assert gpu.report().peak.allocated
+
+
+class Encoder(torch.nn.Module):
+    """As TD7's, whose fixed copies only encode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_state, self.of_action = torch.nn.Linear(64, 128), torch.nn.Linear(32, 256)
+
+    def encode(self, state: torch.Tensor) -> torch.Tensor:
+        encoded: torch.Tensor = self.of_state(state)
+        return encoded
+
+
+def test_a_copy_of_a_model_is_named_as_a_whole_by_the_method_that_runs() -> None:
+    with graphmem.virtual_gpu("t4") as gpu:
+        fixed = copy.deepcopy(Encoder().cuda())
+        fixed.encode(torch.ones(8, 64, device="cuda"))
+        report = gpu.report()
+
+    assert report.model.parameters == 64 * 128 + 128 + 32 * 256 + 256
+    held = {owner.name for each in report.at_peak.holders for owner in each.owners}
+    assert {"of_state.weight", "of_action.weight"} <= held
