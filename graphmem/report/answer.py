@@ -40,7 +40,7 @@ def _numbered(number: int, text: str) -> Padding:
 
 def was_used(report: Report) -> bool:
     """Whether anything ran on the card or used its memory."""
-    return bool(report.peak.allocated or report.operations or report.steps)
+    return bool(report.peak.allocated or report.operations)
 
 
 def verdict(report: Report, *, verbose: bool = False, more: str = "") -> Iterator[Text | Padding]:

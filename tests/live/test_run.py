@@ -1057,12 +1057,24 @@ class TestExitCodes:
         assert "did you mean train.py?" in run("trian.py", cwd=tmp_path).stderr
 
 
+TRAINS_ON_THE_HOST = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+"""As CORL's edac.py, whose device is the CPU unless it is told another."""
+
+
 class TestText:
+    @pytest.mark.parametrize("lines", ["", TRAINS_ON_THE_HOST], ids=["idle", "trains"])
     def test_a_script_that_never_touches_the_card_ends_with_two_lines(
-        self, run: Run, tmp_path: Path
+        self, run: Run, tmp_path: Path, lines: str
     ) -> None:
         script = tmp_path / "script.py"
-        script.write_text("print('hello')\n")
+        script.write_text(f"{lines}print('hello')\n")
 
         release = "{}.{}".format(*installed_release())
         done = run("--gpu", "a100-80gb", "--torch", release, script)
