@@ -363,18 +363,30 @@ def test_programs_import_einops_from_the_padding_of_flash_attention(
     sys.modules.pop("einops")
 
 
-@pytest.mark.parametrize("options", [(), ("--stand-in", "flash_attn")])
+@pytest.mark.parametrize(
+    ("options", "module", "release"),
+    [
+        ((), "flash_attn.flash_attention", "flash_attn 2.8.3"),
+        (("--stand-in", "flash_attn"), "flash_attn.flash_attention", "flash_attn 2.8.3"),
+        ((), "apex.parallel.LARC", "apex 0.1"),
+    ],
+)
 def test_a_module_of_an_earlier_release_is_told_to_be_one(
     options: tuple[str, ...],
+    module: str,
+    release: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     run_graphmem: Callable[..., Outcome],
 ) -> None:
-    """flash-attn 2 has no `flash_attention.py`: a stand-in or an installation would not help."""
-    (tmp_path / "train.py").write_text("from flash_attn.flash_attention import FlashAttention")
+    """flash-attn 2 has no `flash_attention.py`, nor has Apex `parallel` since cb65b8ed.
+
+    A stand-in or an installation would not help.
+    """
+    (tmp_path / "train.py").write_text(f"from {module} import Anything")
     monkeypatch.chdir(tmp_path)
     done = run_graphmem("run", *options, "train.py")
-    assert "; flash_attn 2.8.3 no longer has that module, nor has its stand-in" in done.stderr
+    assert f"; {release} no longer has that module, nor has its stand-in" in done.stderr
     assert "stands in for it" not in done.stderr
     assert "pip install" not in done.stderr
 

@@ -90,7 +90,8 @@ def asks_for_what_is_gone(error: BaseException, stand_in: StandIn) -> bool:
     """Whether the module that was missing is one that later releases of the package have not."""
     if not isinstance(error, ModuleNotFoundError):
         return False
-    return not stand_in.gone.isdisjoint((error.name, *_import_statements(error.__traceback__)))
+    asked = (error.name or "", *_import_statements(error.__traceback__))
+    return any(f"{each}.".startswith(f"{gone}.") for each in asked for gone in stand_in.gone)
 
 
 def _import_statements(trace: TracebackType | None) -> Iterator[str]:
