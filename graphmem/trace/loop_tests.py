@@ -4,7 +4,8 @@
 (2) A test with a call or an attribute may depend on a size: `len(ids) < 300`, `ids.shape[1]`,
     `is_finished(ids)`. `tokens[-1] != 2` does not.
 (3) A tested bool was set elsewhere: `done = is_finished(ids)`. The line that sets it counts as a
-test, with all that it sets: `observation, reward, done, _ = environment.step(action)`.
+test, with all that it sets: `observation, reward, done, _ = environment.step(action)`. So does
+the line that sets a bool on it: `done = terminated | truncated`.
 (4) `next` and caught exceptions end a loop without a test: every variable counts, with its size.
 """
 
@@ -44,8 +45,14 @@ class Tests:
         """The variables whose size may matter."""
         if self.any_ends:
             return frozenset(variables)
-        flags = [name for name in self.names if _is_bool(variables.get(name))]
-        return self.sized.union(*(self.set_by.get(flag, frozenset()) for flag in flags))
+        found, ahead = set(self.sized), list(self.names)
+        while ahead:
+            name = ahead.pop()
+            if _is_bool(variables.get(name)):
+                setting = self.set_by.get(name, frozenset())
+                ahead += setting - found
+                found |= setting
+        return frozenset(found)
 
 
 @cached_by_code

@@ -627,7 +627,8 @@ def by_observations(device: torch.device) -> int:
     observation, done = np.zeros(1), np.bool_(0)
     while not done:
         action = torch.randn(2, device=device).argmax().item()
-        observation, done = step(action)
+        observation, terminated = step(action)
+        done = terminated | np.bool_(0)
     return int(observation[0])
 
 
