@@ -3,13 +3,13 @@
 `while True: ...; if loss.item() < 0.01: break` ends on a card, but not here, where a loss reads as
 1. A user's loop is reported once it has returned to the same instruction `ROUNDS` times without a
 known change in anything that could end it: among the variables of its function and of `self` that
-its tests name (`tests_of`), no number, string or known value, and no length, array's content or
-object's number if a test depends on one, as on `environment.step(action)`. So a loop that appends
-each loss to a list, or each token to a tensor, is reported as well. A `for` loop ends with its
-iterable, and a `while` loop that counts within `MOST` rounds. What only a loop around it sets tells
-that the loop was left. Several reads in one call are one round of the caller's loop, as in a
-training loop that evaluates. A loop that yields ends when its caller resumes it no more, so the
-caller's loop counts, and what the generator counts with it.
+its tests name (`tests_of`), no number, string or known value, and no length, content of an array or
+a list, or number of an object if a test depends on one, as on `environment.step(action)`; and no
+test reads a clock. So a loop that appends each loss to a list, or each token to a tensor, is
+reported as well. A `for` loop ends with its iterable, and a `while` loop that counts within `MOST`
+rounds. What only a loop around it sets tells that the loop was left. Several reads in one call are
+one round of the caller's loop, as in a training loop that evaluates. A loop that yields ends when
+its caller resumes it no more, so the caller's loop counts, and what the generator counts with it.
 A loop of a library counts where it reads by itself, as a solver's does that halves its step until
 an error is small; trainers leave that to their functions.
 A distribution draws until each number is accepted (torch/distributions/von_mises.py), which takes
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from types import FrameType
@@ -52,6 +53,7 @@ MOST = 10_000
 
 _FEW = 64
 _MANY = 1 << 16
+_CLOCKS = frozenset({"monotonic", "perf_counter", "time"})
 _WRAPPERS = "torchinductor_"
 _DISTRIBUTIONS = "/torch/distributions/"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -148,6 +150,8 @@ class Loops:
         loop = while_loop_around(frame.f_code, frame.f_lasti)
         tests = tests_of(frame.f_code, loop)
         variables = variables_of(frame)
+        if not _CLOCKS.isdisjoint(tests.names):
+            yield "clock", time.perf_counter()
         yield from self._tested(variables, tests)
         yield from self._tested(dict(getattr(variables.get("self"), "__dict__", {})), tests)
 
@@ -192,7 +196,7 @@ class Loops:
             return tuple(value.shape), self._known_numbers(value)
         if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
             return hash(value.flat[:_MANY].tobytes())
-        if isinstance(value, (dict, tuple)) and depth:
+        if isinstance(value, (dict, list, tuple)) and depth:
             items = value.values() if isinstance(value, dict) else value
             few = tuple(self._sketch(each, depth - 1) for each in islice(items, _FEW))
             return type(value), len(value), few

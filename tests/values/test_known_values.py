@@ -632,6 +632,32 @@ def by_observations(device: torch.device) -> int:
     return int(observation[0])
 
 
+def by_a_count_in_a_list(device: torch.device) -> int:
+    rounds = [0]
+
+    def step() -> None:
+        torch.randn((), device=device).item()
+        rounds[0] += 1
+
+    def is_short_of(most: int) -> bool:
+        return rounds[0] < most
+
+    while rounds[0] < 300 and is_short_of(300):
+        step()
+    return rounds[0]
+
+
+def by_a_clock(device: torch.device) -> int:
+    ticks, read = iter(range(300)), []
+
+    def perf_counter() -> int:
+        return next(ticks)
+
+    while perf_counter() < 299:
+        read.append(torch.randn((), device=device).item())
+    return len(read) + 1
+
+
 def by_a_loop_around_it(device: torch.device) -> int:
     found = []
     for _ in range(300):
@@ -677,6 +703,8 @@ def by_what_resumes_it(device: torch.device) -> int:
         after_an_evaluation,
         by_an_environment,
         by_observations,
+        by_a_count_in_a_list,
+        by_a_clock,
         by_a_loop_around_it,
         by_what_resumes_it,
     ],
