@@ -160,6 +160,12 @@ def _never_full(allocator: CachingAllocator, reserved_bytes: int) -> bool:
     return not collects and reserved_bytes <= capacity_of(allocator)
 
 
+def allowed_by(allocator: CachingAllocator) -> int | None:
+    """What a memory fraction lets the process reserve, if that is less than the card has."""
+    limit = allocator.limit_bytes
+    return limit if limit == capacity_of(allocator) else None
+
+
 def capacity_of(allocator: CachingAllocator) -> int:
     """The most that an allocator with limited memory can reserve."""
     bounds = (allocator.device.capacity_bytes, allocator.limit_bytes)

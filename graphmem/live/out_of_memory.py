@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from graphmem.graph import Storage
 from graphmem.online.online_simulator import RefusedRequest
 from graphmem.report.largest import largest, most_common
-from graphmem.units import format_bytes, format_shape
+from graphmem.units import counted, format_bytes, format_shape
 
 _LISTED = 5
 _TOLD = 3
@@ -31,7 +31,8 @@ class OutOfMemorySection:
         for refusal in self.refusals[:_TOLD]:
             yield from self._lines(refusal)
         if len(self.refusals) > _TOLD:
-            yield f"and {len(self.refusals) - _TOLD:,} more requests that did not fit"
+            left = counted(len(self.refusals) - _TOLD, "more request")
+            yield f"and {left} that did not fit"
 
     def _lines(self, refusal: RefusedRequest) -> Iterator[str]:
         op = refusal.op

@@ -6,7 +6,7 @@ for example by a smaller batch, counts only as the emptied cache that it caused.
 
 from __future__ import annotations
 
-from graphmem.capacity import capacity_of
+from graphmem.capacity import allowed_by, capacity_of
 from graphmem.graph import StepGraph
 from graphmem.online.online_simulator import OnlineSimulator, RefusedRequest
 from graphmem.pipeline import Annotations
@@ -28,14 +28,19 @@ def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows_by: int) -> O
     runtime, graph = simulator.runtime, simulator.recorder.graph
     context = runtime.context
     last = simulator.refusals[-1] if ran_out and simulator.refusals else None
+    allocator = simulator.memory.allocator
     reserved = max(timeline.moments.reserved)
-    capacity = capacity_of(simulator.memory.allocator)
-    margin = capacity - reserved if last is None else last.free - last.tried
+    capacity, allowed = capacity_of(allocator), allowed_by(allocator)
+    margin = on_card = capacity - reserved if last is None else last.free - last.tried
+    if last is not None and allowed is not None:
+        margin = min(on_card, allowed - last.reserved - last.tried)
     more = context.estimate_bytes - context.least_bytes + runtime.gpu.memory_surplus_bytes
     less = context.most_bytes - context.estimate_bytes + runtime.gpu.memory_spread_bytes
     return OnCard(
         fits=last is None,
-        within_estimate=-more <= margin < less and not (grows_by and ran_out),
+        within_estimate=margin == on_card
+        and -more <= on_card < less
+        and not (grows_by and ran_out),
         capacity=capacity,
         context=context.estimate_bytes,
         context_uncertainty=context.most_bytes - context.estimate_bytes,
@@ -49,6 +54,7 @@ def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows_by: int) -> O
         refused=None if last is None else _refusal(last, graph, timeline),
         late=simulator.memory.slow.most_late,
         grows_by=grows_by,
+        allowed=allowed,
     )
 
 

@@ -75,9 +75,10 @@ def headline(report: Report) -> Text:
 
 def _fits(report: Report, card: OnCard) -> Iterator[Text | Padding]:
     yield headline(report)
+    rest = f" and {_context(card)}" if card.allowed is None else f" of {_allowed(card.allowed)}"
     yield indented(
         f"{format_bytes(card.margin)} to spare ({format_exact(card.margin)}), after "
-        f"{format_bytes(card.reserved)} reserved and {_context(card)}"
+        f"{format_bytes(card.reserved)} reserved{rest}"
     )
     yield from map(indented, collector_words.at_verdict(report, card))
     if card.cache_emptied:
@@ -96,9 +97,13 @@ def _does_not_fit(
     yield headline(report)
     yield indented(where(refused))
     after = ", even after PyTorch flushed its cache" if card.cache_emptied else ""
+    free = f"{format_bytes(refused.free)} free"
+    if card.allowed is not None and card.allowed - refused.reserved < refused.free:
+        left = format_bytes(max(0, card.allowed - refused.reserved))
+        free = f"{left} left of {_allowed(card.allowed)}"
     yield indented(
         f"{format_bytes(refused.requested)} requested ({format_exact(refused.requested)}), "
-        f"{format_bytes(refused.free)} free{after}"
+        f"{free}{after}"
     )
     yield indented(f"{format_bytes(refused.allocated)} allocated, plus {_context(card)}")
     yield from map(indented, collector_words.at_verdict(report, card))
@@ -106,6 +111,10 @@ def _does_not_fit(
     yield from _leaks(report)
     message = refused.message if verbose else ". ".join(refused.message.split(". ")[:2]) + "."
     yield indented(Text(message, style="red"))
+
+
+def _allowed(limit: int) -> str:
+    return f"the {format_bytes(limit)} that a memory fraction allows"
 
 
 def _leaks(report: Report) -> Iterator[Padding]:

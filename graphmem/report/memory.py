@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 
 from graphmem.allocator import EVERYBODYS, CachingAllocator, SegmentInfo
-from graphmem.capacity import CardReplay, Course, RefusedStorage, Replayable, Verdict, judge, replay
+from graphmem.capacity import (
+    CardReplay,
+    Course,
+    RefusedStorage,
+    Replayable,
+    Verdict,
+    allowed_by,
+    judge,
+    replay,
+)
 from graphmem.graph import StepGraph
 from graphmem.pipeline import Annotations
 from graphmem.report.build import AliveStorages, place_of
@@ -118,6 +127,7 @@ def _on_card(
         margin=verdict.margin_bytes,
         cache_emptied=verdict.replay.cache_emptied,
         did_without=verdict.replay.did_without,
+        allowed=allowed_by(runtime.new_allocator()),
         refused=None
         if refused is None
         else _refusal(refused, verdict.replay.timeline, graph, annotations),

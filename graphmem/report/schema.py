@@ -169,6 +169,8 @@ class OnCard(msgspec.Struct, frozen=True):
         late: the most bytes at a time that the program freed while another stream might still use
             them: a card that is slow to get there keeps them reserved.
         grows_by: the bytes that leaks add in each iteration, on average.
+        allowed: what a memory fraction lets the process reserve, if that is less than the card has
+            left; else None.
     """
 
     fits: bool
@@ -187,6 +189,7 @@ class OnCard(msgspec.Struct, frozen=True):
     did_without: int = 0
     late: int = 0
     grows_by: int = 0
+    allowed: int | None = None
 
 
 class MemoryInfo(msgspec.Struct, frozen=True):

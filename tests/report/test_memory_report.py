@@ -24,6 +24,7 @@ from graphmem.report.memory import fragmentation_of, pools_of
 from graphmem.report.schema import Fragmentation, PoolInfo
 from graphmem.report.text import report_as_text
 from graphmem.runtime import Runtime
+from graphmem.units import format_bytes
 from tests.support.sizes import GIB, MIB
 
 CONTEXT = 198 * MIB  # compute capability 7.5
@@ -302,3 +303,38 @@ def test_segments_released_by_an_emptied_cache_are_in_no_pool() -> None:
     assert report.peak.reserved == 500 * MIB
     assert [pool.reserved for pool in report.memory.pools] == [0, 500 * MIB]
     assert [pool.allocated for pool in report.memory.pools] == [0, 500 * MIB]
+
+
+def test_a_memory_fraction_is_named_in_the_verdict() -> None:
+    """Half of the card, of which 1 GiB is reserved: 7 GiB are refused while the card has 13."""
+    gpu = graphmem.virtual_gpu("t4")
+
+    def run_out() -> None:
+        with gpu:
+            torch.cuda.set_per_process_memory_fraction(0.5)
+            kept = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+            kept.repeat(7)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run_out()
+    card = gpu.report().on_card
+    half = gpu.report().runtime.memory // 2
+
+    assert card is not None
+    assert (card.allowed, card.margin) == (half, half - 8 * GIB)
+    assert not card.within_estimate
+    left = f"{format_bytes(half - GIB)} left of the {format_bytes(half)} that a memory fraction"
+    assert left in " ".join(report_as_text(gpu.report()).split())
+
+
+def test_what_is_to_spare_of_a_memory_fraction_leaves_the_context_out() -> None:
+    with graphmem.virtual_gpu("t4") as gpu:
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        kept = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    del kept
+    half = gpu.report().runtime.memory // 2
+
+    said = (
+        f"{format_bytes(half - GIB)} to spare ({half - GIB:,} bytes), after 1.000 GiB reserved of"
+    )
+    assert said in " ".join(report_as_text(gpu.report()).split())
