@@ -308,14 +308,14 @@ class TraceMode(TorchDispatchMode):
         module = caller = self._location.module
         buffer = self._location.compiled(sys._getframe(1))
         newest = torch._C._autograd._get_sequence_nr()
-        if node is None:
-            source = self._location.source()
-        else:
+        if node is not None:
             autograd_node = sys.intern(name_of(node))
+            source = self._location.source(in_node=True)
             made_by = self.forward_of(node)
             if made_by is not None:
-                forward, source = made_by.index, made_by.source
+                forward, source = made_by.index, source or made_by.source
                 module = caller = module or self._callers.get(made_by.index, made_by.module)
+        source = source or self._location.source()
         if buffer is not None:
             module, source = buffer.place(module, source, self._recorder.graph.modules)
         record = partial(self._recorder.record_op, func, args, kwargs, result, tick=tick)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -29,6 +30,9 @@ from graphmem.module_calls import ModuleCall
 from graphmem.trace.compiled.origins import Buffer
 from graphmem.trace.operands import tensors_of
 from graphmem.training_step import TrainingStep
+
+_WALK = str(Path(__file__).with_name("backward.py"))
+"""The file that calls autograd's nodes."""
 
 
 class _Named(weakref.ref[torch.nn.Module]):
@@ -258,11 +262,17 @@ class Location:
         found = [(name, known()) for name, known in self._roots]
         return [(name, module) for name, module in found if module is not None]
 
-    def source(self) -> Source | None:
-        """The innermost line of the program, or None if there is none on the stack."""
+    def source(self, *, in_node: bool = False) -> Source | None:
+        """The innermost line of the program, or None if there is none on the stack.
+
+        With `in_node`, only what the running autograd node has called, such as a `backward` of the
+        program's own or a hook.
+        """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._outermost:
             code = frame.f_code
+            if in_node and code.co_filename == _WALK:
+                return None
             is_user_file = self._is_user_file.get(code.co_filename)
             if is_user_file is None:
                 is_user_file = self._is_user_file[code.co_filename] = is_program(code.co_filename)

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import graphmem.passes
+from graphmem import TrainingStep
 from graphmem.frames import is_program, short_path
 from graphmem.graph import Source
+from graphmem.trace import TraceOptions, trace
 from graphmem.trace.location import Location
 
 HERE = short_path(__file__)
@@ -299,3 +301,45 @@ def test_a_package_is_named_the_same_in_an_environment_within_the_project(
 
     assert short_path(f"{packages}/transformers/trainer.py") == "transformers/trainer.py"
     assert short_path(f"{packages.parent}/train.py") == "train.py"
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].neg()
+
+
+class TestBackward:
+    def test_a_function_written_in_python_has_the_lines_of_its_own_backward(self) -> None:
+        """PyTorch's formulas run no line of the program: theirs is that of the operation."""
+
+        def step() -> None:
+            x = torch.ones(4, requires_grad=True).exp()
+            Doubled.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+
+        graph = trace(lambda: TrainingStep(step=step), gpu=None, options=TraceOptions(steps=1))
+        lines = {op.target: op.source.line for op in graph.ops if op.source and op.autograd_node}
+
+        assert lines["aten.neg.default"] == line_after(Doubled.backward, 2)
+        assert lines["aten.expand.default"] == line_after(step, 2)
+        assert lines["aten.mul.Tensor"] == line_after(step, 1)  # by the result of exp
+
+    def test_a_transform_without_an_operation_for_its_node_has_the_calling_line(self) -> None:
+        """The node of `vjp`'s level is not that of the layer below, which is recorded."""
+        weight = nn.Parameter(torch.ones(3, 3))
+
+        def step() -> None:
+            _, pull = torch.func.vjp(lambda x: x @ weight, torch.ones(3, 3))
+            pull(torch.ones(3, 3))
+
+        graph = trace(lambda: TrainingStep(step=step), gpu=None, options=TraceOptions(steps=1))
+        found = [op.source for op in graph.ops if op.target == "aten.mm.default"]
+
+        assert [source and source.line for source in found] == [
+            line_after(step, 1),
+            line_after(step, 2),
+        ]
