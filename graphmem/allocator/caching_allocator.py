@@ -2,8 +2,7 @@
 
 The rules are those of `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp; each method
 names the function whose rule it follows. They hold for torch 2.1 to 2.15; torch_releases/ has the
-differences. Not modelled: cudaMallocAsync, and memory of other processes (leave it out of
-`capacity_bytes`).
+differences. Not modelled: cudaMallocAsync; other processes (leave theirs out of `capacity_bytes`).
 """
 
 from __future__ import annotations
@@ -275,6 +274,7 @@ class CachingAllocator(DeviceStats):
             self.empty_cache()
             self.num_alloc_retries += 1
             block = self._open(pool, stream, size)
+            self.num_rescues += block is not None
         if block is None:
             raise self._out_of_memory(requested, self.settings.segment_size(size), stream)
         return block

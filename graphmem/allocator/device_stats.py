@@ -13,6 +13,7 @@ class DeviceStats:
         small, large: the pools, each with its own statistics.
         statistics: the figures over both pools.
         num_alloc_retries: how often the cache was emptied because the driver refused.
+        num_rescues: how often that made room for the request; not PyTorch's, and never reset.
         num_ooms: how often even that did not help.
         num_sync_all_streams: how often it waited for all streams, to empty the cache.
         num_device_alloc, num_device_free: how often memory came from the driver, and went back.
@@ -24,6 +25,7 @@ class DeviceStats:
         self.large = Pool(is_small=False)
         self.statistics = Statistics()
         self.num_alloc_retries = 0
+        self.num_rescues = 0
         self.num_ooms = 0
         self.num_sync_all_streams = 0
         self.num_device_alloc = 0

@@ -1,11 +1,12 @@
 """A program's verdict, in the form of a trace's verdict.
 
-A program does not fit if a refused request ended it. A refused request that the program handled,
-for example by a smaller batch, counts only as the emptied cache that it caused.
+A program does not fit if a refused request ended it. One that the program handled, for example by a
+smaller batch, is told apart: the cache that was emptied for it has not helped.
 """
 
 from __future__ import annotations
 
+from graphmem.allocator import CachingAllocator
 from graphmem.capacity import allowed_by, capacity_of
 from graphmem.graph import StepGraph
 from graphmem.online.online_simulator import OnlineSimulator, RefusedRequest
@@ -30,18 +31,15 @@ def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows_by: int) -> O
     last = simulator.refusals[-1] if ran_out and simulator.refusals else None
     allocator = simulator.memory.allocator
     reserved = max(timeline.moments.reserved)
-    capacity, allowed = capacity_of(allocator), allowed_by(allocator)
-    margin = on_card = capacity - reserved if last is None else last.free - last.tried
-    if last is not None and allowed is not None:
-        margin = min(on_card, allowed - last.reserved - last.tried)
+    margin, on_card = _left(allocator, reserved, last)
     more = context.estimate_bytes - context.least_bytes + runtime.gpu.memory_surplus_bytes
     less = context.most_bytes - context.estimate_bytes + runtime.gpu.memory_spread_bytes
     return OnCard(
         fits=last is None,
-        within_estimate=margin == on_card
-        and -more <= on_card < less
+        within_estimate=-more <= on_card < less
+        and (last is None or margin == on_card)
         and not (grows_by and ran_out),
-        capacity=capacity,
+        capacity=capacity_of(allocator),
         context=context.estimate_bytes,
         context_uncertainty=context.most_bytes - context.estimate_bytes,
         context_spread=context.estimate_bytes - context.least_bytes,
@@ -50,12 +48,25 @@ def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows_by: int) -> O
         allocated=timeline.peak()[0].allocated,
         reserved=reserved,
         margin=margin,
-        cache_emptied=simulator.memory.allocator.num_alloc_retries,
+        cache_emptied=allocator.num_rescues if last is None else allocator.num_alloc_retries,
+        caught=len(simulator.refusals) - (last is not None),
         refused=None if last is None else _refusal(last, graph, timeline),
         late=simulator.memory.slow.most_late,
         grows_by=grows_by,
-        allowed=allowed,
+        allowed=allowed_by(allocator),
     )
+
+
+def _left(
+    allocator: CachingAllocator, reserved: int, refused: RefusedRequest | None
+) -> tuple[int, int]:
+    """What is left to reserve, and what the card has left; below zero, what a request lacked."""
+    if refused is None:
+        return capacity_of(allocator) - reserved, (allocator.device.capacity_bytes or 0) - reserved
+    on_card, allowed = refused.free - refused.tried, allowed_by(allocator)
+    if allowed is None:
+        return on_card, on_card
+    return min(on_card, allowed - refused.reserved - refused.tried), on_card
 
 
 def _refusal(refusal: RefusedRequest, graph: StepGraph, timeline: Timeline) -> Refusal:

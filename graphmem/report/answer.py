@@ -83,6 +83,8 @@ def _fits(report: Report, card: OnCard) -> Iterator[Text | Padding]:
     yield from map(indented, collector_words.at_verdict(report, card))
     if card.cache_emptied:
         yield indented(f"only because PyTorch flushed its cache {_times(card)} (slow)")
+    if card.caught:
+        yield indented(f"the program caught {counted(card.caught, 'request')} that did not fit")
     yield from _late(card)
     yield from _without(card)
     yield from _leaks(report)

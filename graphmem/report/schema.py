@@ -163,7 +163,8 @@ class OnCard(msgspec.Struct, frozen=True):
             one.
         margin: capacity left at the highest reserved bytes; if the step does not fit, minus the
             bytes above `capacity` that it would reserve with unlimited memory.
-        cache_emptied: how often the driver refused memory and the cache was emptied.
+        cache_emptied: how often the driver refused memory and the cache was emptied; of a program
+            that fits, how often that helped.
         refused: the failed request, or None.
         did_without: how many workspaces of cuDNN's convolutions could not be allocated.
         late: the most bytes at a time that the program freed while another stream might still use
@@ -171,6 +172,7 @@ class OnCard(msgspec.Struct, frozen=True):
         grows_by: the bytes that leaks add in each iteration, on average.
         allowed: what a memory fraction lets the process reserve, if that is less than the card has
             left; else None.
+        caught: how many requests did not fit that the program caught, and went on.
     """
 
     fits: bool
@@ -190,6 +192,7 @@ class OnCard(msgspec.Struct, frozen=True):
     late: int = 0
     grows_by: int = 0
     allowed: int | None = None
+    caught: int = 0
 
 
 class MemoryInfo(msgspec.Struct, frozen=True):

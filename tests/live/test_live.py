@@ -28,6 +28,7 @@ from graphmem.live.gpu import VirtualGpu
 from graphmem.live.messages import EnteredTwiceError, SentTensorError
 from graphmem.live.session import EnoughSteps
 from graphmem.moments import Moment
+from graphmem.report.text import report_as_text
 from graphmem.simulate import Timeline, simulate
 from graphmem.targets import load_target
 from graphmem.trace.loop import TrainingLoop
@@ -180,6 +181,23 @@ class TestAnswers:
             stats = torch.cuda.memory_stats()
             assert (stats["num_ooms"], stats["num_alloc_retries"]) == (1, 1)
             assert x.numel() == 30 << 30
+
+    def test_a_request_that_the_program_caught_is_told_as_such(self) -> None:
+        """The cache was emptied for it in vain; a later request of 60 GiB needs that of 40."""
+        with graphmem.virtual_gpu("h100") as gpu:
+            with pytest.raises(torch.cuda.OutOfMemoryError):
+                torch.empty(100 << 30, dtype=torch.uint8, device="cuda")
+            before = gpu.report().on_card
+            torch.empty(40 << 30, dtype=torch.uint8, device="cuda")
+            torch.empty(60 << 30, dtype=torch.uint8, device="cuda")
+        after = gpu.report().on_card
+
+        assert before
+        assert after
+        assert [(card.caught, card.cache_emptied) for card in (before, after)] == [(1, 0), (1, 1)]
+        text = report_as_text(gpu.report())
+        assert "only because PyTorch flushed its cache once (slow)" in text
+        assert "the program caught 1 request that did not fit" in text
 
     def test_tensors_print_as_on_a_card(self) -> None:
         with graphmem.virtual_gpu("h100"):
