@@ -183,14 +183,16 @@ class Location:
         thread.preparing = min(thread.preparing, len(thread.modules))
 
     def _name(self, module: torch.nn.Module) -> str:
-        """Name a module on first sight, which no known one registers.
+        """Name a module on first sight, which none had registered when it became known.
 
-        Inside another one it is named by its class, or as that by which an adapter has replaced
-        the other's `forward` registers it.
+        Inside another one it is named as that registers it by now, or as that by which an adapter
+        has replaced the other's `forward` does, else by its class.
         """
         if self._of_thread.modules:
             caller, running = self._of_thread.modules[-1]
             self._know_replacing(running, caller)
+            if id(module) not in self._names:
+                self._know_parts(running, caller)
             if id(module) not in self._names:
                 self.know(module, below(caller, type(module).__name__))
         else:
@@ -228,6 +230,9 @@ class Location:
     def know(self, root: torch.nn.Module, name: str = "") -> None:
         """Name every module below a root, one under two names by the first until it is called."""
         self._roots.append((name, weakref.ref(root)))
+        self._know_parts(root, name)
+
+    def _know_parts(self, root: torch.nn.Module, name: str) -> None:
         for path, module in root.named_modules():
             if id(module) not in self._names:
                 self._note(module, below(name, without_wrappers(path)))

@@ -251,6 +251,16 @@ class TestModule:
         assert stranger.seen == ["0.Asking"]
         assert location.roots == [("", model), ("0.Asking", stranger)]
 
+    def test_a_layer_that_replaces_another_has_its_name(self, location: Location) -> None:
+        """As a head for other classes, or a grown layer, once the model has been called."""
+        model = nn.Sequential(nn.Sequential(Asking(location), nn.Identity()))
+        model(torch.ones(1))
+        grown = model[0][1] = nn.Sequential(Asking(location))
+        model(torch.ones(1))
+
+        assert grown[0].seen == ["0.1.0"]
+        assert location.roots == [("", model)]
+
     def test_an_adapter_is_named_below_the_layer_whose_forward_it_replaces(
         self, location: Location
     ) -> None:
