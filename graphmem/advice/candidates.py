@@ -207,11 +207,11 @@ def _gradients(request: Request) -> Iterator[Candidate]:
 
 
 def _frozen(request: Request, graph: StepGraph) -> Iterator[Candidate]:
-    """Freeze the first half of the longest numbered list of modules."""
+    """Freeze the first half of the longest numbered list of modules that train."""
     lists = defaultdict[str, set[int]](set)
-    for name in graph.parameters:
+    for name, trains in graph.parameters.items():
         match = re.match(r"(.*?)\.?\b(\d+)\.", name)
-        if match is not None:
+        if match is not None and trains:
             lists[match[1]].add(int(match[2]))
     if not lists:
         return

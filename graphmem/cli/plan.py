@@ -154,7 +154,8 @@ def plan(
         typer.Option(
             "--wrap",
             metavar="PATTERN",
-            help="Modules that FSDP wraps; repeatable.  [default: the blocks]",
+            help="Modules that FSDP wraps, of nested ones the outermost; repeatable.  "
+            "[default: the blocks]",
             show_default=False,
         ),
     ] = None,

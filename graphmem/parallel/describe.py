@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from graphmem.compiled_code import GRAPHS_LEFT_OUT
 from graphmem.gpus.context import Context
 from graphmem.gpus.nccl import FIRST, FURTHER
+from graphmem.layer_ranges import fold
 from graphmem.parallel.axes.dimensions import Dimensions
 from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.planner import Planner, RankPlan
 from graphmem.parallel.schema import HostInfo, LayoutInfo, Plan, StageInfo
 from graphmem.runtime import Runtime
 from graphmem.version import __version__
+from graphmem.wording import listed
 
 
 def _in_mib(nccl: Context) -> tuple[int, int, int]:
@@ -68,7 +70,7 @@ def describe(
         stages=stages,
         padding=ranks[0].padding,
         divided=list(divided(planner.dimensions)) if layout.tensor > 1 else [],
-        notes=[*notes(layout, planner.dimensions), *_notes_on_graphs(planner)],
+        notes=[*_notes(layout, planner), *_notes_on_graphs(planner)],
     )
 
 
@@ -107,7 +109,7 @@ def divided(dimensions: Dimensions) -> Iterator[str]:
         yield f"{size} {what}: {weights[0]}{more}"
 
 
-def notes(layout: Layout, dimensions: Dimensions) -> Iterator[str]:
+def _notes(layout: Layout, planner: Planner) -> Iterator[str]:
     """Say which parts of a plan are exact and which are modelled."""
     split = layout.tensor * layout.context * layout.pipeline * layout.micro_batches
     if layout.ranks == split == 1 and layout.precision is Precision.TRACED and not layout.offload:
@@ -128,9 +130,9 @@ def notes(layout: Layout, dimensions: Dimensions) -> Iterator[str]:
             "what checkpoints and sequence parallelism send again in the backward pass"
         )
     if layout.sharding_ranks > 1:
-        yield from _notes_on_sharding(layout)
+        yield from _notes_on_sharding(layout, planner.units)
     if layout.expert > 1:
-        yield from _notes_on_experts(dimensions)
+        yield from _notes_on_experts(planner.dimensions)
     if layout.pipeline > 1:
         yield (
             "a model: a stage frees what it sent when its pass ends, and receives when it begins"
@@ -161,7 +163,7 @@ def _notes_on_experts(dimensions: Dimensions) -> Iterator[str]:
         )
 
 
-def _notes_on_sharding(layout: Layout) -> Iterator[str]:
+def _notes_on_sharding(layout: Layout, units: Collection[str]) -> Iterator[str]:
     if layout.sharding is Sharding.REPLICATED and layout.precision is Precision.TRACED:
         yield "DDP: buckets as torch/csrc/distributed/c10d/reducer.cpp makes them"
     elif layout.sharding is Sharding.ZERO_2:
@@ -172,4 +174,6 @@ def _notes_on_sharding(layout: Layout) -> Iterator[str]:
             "stage3_prefetch_bucket_size and stage3_max_live_parameters"
         )
     elif layout.sharding is Sharding.FSDP:
-        yield "FSDP: a unit for each block and one for the rest, as fully_shard gathers and reduces"
+        folded = listed(list(fold(dict.fromkeys(units, 0))))
+        each = f"a unit for each of {folded} and one for the rest" if units else "one unit"
+        yield f"FSDP: {each}, as fully_shard gathers and reduces"

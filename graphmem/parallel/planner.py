@@ -82,7 +82,7 @@ class Planner:
         self.runtime = runtime
         self.traced = TracedPhases(graph, programs)
         self.blocks: Blocks = find_blocks(graph, blocks)
-        self._units = frozenset(_wrapped(graph, wrap))
+        self.units = frozenset(_wrapped(graph, wrap)) or frozenset(self.blocks.names)
 
     @cached_property
     def dimensions(self) -> Dimensions:
@@ -133,7 +133,7 @@ class Planner:
     def hold(self, layout: Layout, stages: Stages, number: int) -> tuple[Rank, HeldByRank]:
         """Compute a rank's allocations under a layout."""
         shares = ShardSizes(self.graph, self.dimensions, layout)
-        rank = Rank(self.traced, self.dimensions, layout, self.blocks, stages, number, self._units)
+        rank = Rank(self.traced, self.dimensions, layout, self.blocks, stages, number, self.units)
         allocations = [
             *allocations_of(rank, shares.nbytes),
             *buffers(rank, self.dimensions, shares),
@@ -169,8 +169,12 @@ class Planner:
 
 
 def _wrapped(graph: StepGraph, patterns: Sequence[str]) -> Iterator[str]:
+    """The outermost modules that each pattern matches, as `--checkpoint` has them."""
     for pattern in patterns:
-        found = [name for name in graph.modules if name and fnmatchcase(name, pattern)]
+        found: list[str] = []
+        for name in sorted(filter(None, graph.modules), key=lambda name: name.count(".")):
+            if fnmatchcase(name, pattern) and not any(name.startswith(f"{e}.") for e in found):
+                found.append(name)
         if not found:
             raise no_module(pattern, (name for name in graph.modules if name and "." not in name))
         yield from found

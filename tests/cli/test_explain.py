@@ -145,6 +145,18 @@ def test_an_activation_is_exchanged_in_all_its_calls() -> None:
     assert advice.frees_bytes == 8 * 8 * 4
 
 
+def test_layers_that_are_frozen_are_not_advised_to_be_frozen() -> None:
+    """Of a frozen list of four and one of two that trains, the latter's first half."""
+    model = nn.Sequential()
+    for name, count in (("encoder", 4), ("decoder", 2)):
+        model.add_module(name, nn.Sequential(*(nn.Linear(8, 8) for _ in range(count))))
+    model.encoder.requires_grad_(False)
+    made = run_analysis(lambda: (model, torch.randn(4, 8)), REQUEST_OF_A_MODEL)
+    found = [each.option for each in candidates(REQUEST_OF_A_MODEL, made) if "freeze" in each.what]
+
+    assert found == ["--freeze decoder.0"]
+
+
 def test_the_command_prints_what_to_try(run_graphmem: Callable[..., Any]) -> None:
     outcome = run_graphmem("explain", MLP, "--set", "activation=gelu", "--steps", "1")
 

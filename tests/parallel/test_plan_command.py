@@ -70,6 +70,53 @@ def test_the_text_says_what_of_tensor_parallelism_is_not_counted(
     assert [each["bytes"] for each in sent] == [4 * 2 * 2 * hidden] * is_told
 
 
+DISTILLED = """
+import torch
+from torch import nn
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.ModuleList(nn.Sequential(nn.Linear(64, 64, False)) for _ in range(3))
+        self.student = nn.ModuleList(nn.Sequential(nn.Linear(64, 64, False)) for _ in range(2))
+        self.head = nn.Linear(64, 8, False)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        y = x
+        with torch.no_grad():
+            for layer in self.teacher:
+                x = layer(x)
+        for layer in self.student:
+            y = layer(y)
+        return self.head(y - x)
+
+
+def build():
+    return Pair(), torch.randn(4, 64)
+"""
+
+
+@pytest.mark.parametrize("wrap", [(), ("--wrap", "student.*", "--wrap", "teacher.*")])
+def test_fsdp_gathers_for_the_backward_pass_what_runs_in_it(
+    run_graphmem: Run, tmp_path: Path, wrap: tuple[str, ...]
+) -> None:
+    """The units are blocks that train. The root stays gathered, the teacher runs only forward."""
+    (tmp_path / "model.py").write_text(DISTILLED)
+    target = f"{tmp_path / 'model.py'}:build"
+
+    outcome = run_graphmem("plan", target, "--gpus", "2", "--fsdp", *wrap, "--format", "json")
+
+    plan = json.loads(outcome.stdout)
+    sent = {each["collective"]: each["bytes"] for each in plan["stages"][0]["traffic"]}
+    square, head = 64 * 64 * 4, 64 * 8 * 4
+    assert sent["all-gather"] == (3 * square + head + 2 * 2 * square) // 2
+    assert sent["reduce-scatter"] == (2 * square + head) // 2
+    units = "student.[0-1] and teacher.[0-2]" if wrap else "student.[0-1]"
+    assert f"FSDP: a unit for each of {units} and one for the rest" in " ".join(plan["notes"])
+
+
 def test_one_gpu_says_that_it_is_exact(run_graphmem: Run) -> None:
     planned = run_graphmem("plan", LLAMA, *TINY, "--format", "json")
     analyzed = run_graphmem("analyze", LLAMA, *TINY, "--format", "json")

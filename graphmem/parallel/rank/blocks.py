@@ -33,7 +33,8 @@ class Blocks:
 def find_blocks(graph: StepGraph, name: str | None = None) -> Blocks:
     """Find the repeated blocks.
 
-    They are the longest list whose children have the same class; the outermost in a tie.
+    They are the longest list whose children have the same class, of those that train if any does:
+    not those of a frozen teacher or encoder. In a tie it is the outermost.
 
     Args:
         graph: the trace.
@@ -50,9 +51,13 @@ def find_blocks(graph: StepGraph, name: str | None = None) -> Blocks:
     if name is not None and name not in lists:
         raise NoBlocksError(name, ", ".join(sorted(lists)) or "none")
     alike = {each: kinds for each, kinds in lists.items() if len(set(kinds)) == 1}
-    chosen = name or min(
-        alike, key=lambda each: (-len(alike[each]), each.count("."), each), default=None
-    )
+    trained = [each for each, trains in graph.parameters.items() if trains]
+
+    def order(each: str) -> tuple[bool, int, int, str]:
+        is_frozen = not any(parameter.startswith(f"{each}.") for parameter in trained)
+        return bool(each) and is_frozen, -len(alike[each]), each.count("."), each
+
+    chosen = name or min(alike, key=order, default=None)
     if chosen is None:
         return Blocks("", 0, [0] * len(graph.ops))
     count = len(lists[chosen])

@@ -206,6 +206,15 @@ class Rank:
                 lasts[op.phase, unit] = end
         return {key: (first, lasts[key]) for key, first in firsts.items()}
 
+    @cached_property
+    def units_of_backward(self) -> frozenset[str]:
+        """The wrapped modules that run in a backward pass, with the root, which always does."""
+        ran = (unit for phase, unit in self._unit_spans if self._is_backward(phase))
+        return frozenset(("", *ran))
+
+    def _is_backward(self, index: int) -> bool:
+        return self.graph.phases[index].name is PhaseName.BACKWARD
+
     def end_of(self, slot: int) -> int:
         """The event after the last one of a slot."""
         span = self.span(slot, "")

@@ -29,7 +29,7 @@ from graphmem.parallel.sharding.data_parallel import REDUCE_BUCKET_ELEMENTS, kin
 from graphmem.parallel.sharding.fsdp import ROOT
 from graphmem.parallel.sharding.parameters import FP32_BYTES
 from graphmem.parallel.sharding.shard_sizes import ShardSizes
-from graphmem.parallel.sharding.traffic import ring_all_reduce, ring_gather
+from graphmem.parallel.sharding.traffic import gathered_again, ring_all_reduce, ring_gather
 
 Bytes = NDArray[np.int64]
 _BLOCK = 512
@@ -130,7 +130,7 @@ class StageEstimate:
     """
 
     def __init__(self, rank: Rank, groups: Groups, allocations: Sequence[Allocation]) -> None:
-        self._number = rank.rank
+        self._number, self._in_backward = rank.rank, rank.units_of_backward
         self._groups = groups
         of_kind: dict[OwnerKind | None, list[Allocation]] = {}
         for allocation in allocations:
@@ -232,11 +232,14 @@ class StageEstimate:
         weights = nbytes[self._weights]
         wide = 2 if layout.precision is Precision.BF16_MASTER else 1
         apart = self._experts & (layout.expert > 1)
+        again = gathered_again(self._in_backward, layout)
+        times = np.array([1 + (unit in again) for unit in self._units], dtype=np.int64)
         sent = 0
         for these, ways in ((~apart, 1), (apart, layout.expert)):
             gradients = int(weights[self._trained & these].sum()) * wide
             ranks = layout.sharding_ranks // ways
-            sent += traffic_of_weights(layout, int(weights[these].sum()), gradients, ranks)
+            gathered = int((weights * times)[these].sum())
+            sent += traffic_of_weights(layout, gathered, gradients, ranks)
         tokens = int(nbytes[self._exchanged].sum())
         sent += layout.micro_batches * ring_gather(tokens, layout.expert)
         whole = layout.tensor if layout.sequence_parallel else 1
@@ -251,15 +254,12 @@ class StageEstimate:
 _WALKED = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
 
-def traffic_of_weights(layout: Layout, parameters: int, gradients: int, ranks: int) -> int:
+def traffic_of_weights(layout: Layout, gathered: int, gradients: int, ranks: int) -> int:
     """Bytes that data parallelism sends in one step, among ranks that hold the same weights."""
     if layout.sharding is Sharding.REPLICATED:
         return ring_all_reduce(gradients, ranks)
     times = layout.micro_batches if layout.sharding.shares_parameters else 1
-    gathers = times
-    if layout.sharding.shares_parameters:
-        gathers *= 2 if layout.reshard_after_forward else 1
-    return times * ring_gather(gradients, ranks) + gathers * ring_gather(parameters, ranks)
+    return times * (ring_gather(gradients, ranks) + ring_gather(gathered, ranks))
 
 
 def _handed_over(rank: Rank, gradient: Allocation) -> RankMoment:

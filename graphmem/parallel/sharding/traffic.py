@@ -9,16 +9,17 @@ They are the bytes that one rank sends in a ring, which is also the least that a
 - send to one neighbour: n
 
 How often: DDP reduces gradients once a step; ZeRO-1 and 2 reduce-scatter gradients and all-gather
-parameters; ZeRO-3 and FSDP gather parameters in the forward and in the backward pass and
-reduce-scatter gradients (Rajbhandari et al. 2019, arXiv:1910.02054, section 7), for each
-micro-batch. Tensor parallelism reduces once for each product divided by rows in the forward pass
-and once for each input of products divided by columns in the backward pass; sequence parallelism
-does the same by all-gather and reduce-scatter (arXiv:2205.05198, section 4.2.2). Left out are, for
-each micro-batch, the sums of a divided embedding's rows and of the gradient for the divided
-classes' input, the products that a checkpoint repeats, and the inputs that sequence parallelism
-gathers a second time for the weights' gradients. Context
-parallelism gathers keys and values in the forward pass, and again in the backward pass, because
-only a rank's own were saved, and reduce-scatters their gradients (`AttnFuncWithCPAndKVAllGather`,
+parameters; ZeRO-3 and FSDP gather parameters in the forward pass, again in the backward pass those
+of what runs in it, but for FSDP's root, which stays gathered (`fully_shard`), and reduce-scatter
+gradients (Rajbhandari et al. 2019, arXiv:1910.02054, section 7), for each micro-batch. Tensor
+parallelism reduces once for each product divided by rows in the forward pass and once for each
+input of products divided by columns in the backward pass; sequence parallelism does the same by
+all-gather and reduce-scatter (arXiv:2205.05198, section 4.2.2). Left out are, for each micro-batch,
+the sums of a divided embedding's rows and of the gradient for the divided classes' input, the
+products that a checkpoint repeats, and the inputs that sequence parallelism gathers a second time
+for the weights' gradients. Context parallelism gathers keys and values in the forward pass, and
+again in the backward pass, because only a rank's own were saved, and reduce-scatters their
+gradients (`AttnFuncWithCPAndKVAllGather`,
 transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py). Expert parallelism
 sends each layer's tokens to the experts and back in the forward and in the backward pass
 (`experts`, clauses 2 and 3).
@@ -32,6 +33,7 @@ from graphmem.graph import OwnerKind
 from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.rank.rank import Rank
 from graphmem.parallel.schema import Traffic
+from graphmem.parallel.sharding.fsdp import ROOT
 from graphmem.parallel.sharding.parameters import BYTES_OF, FP32_BYTES
 from graphmem.parallel.sharding.shard_sizes import ShardSizes
 
@@ -44,6 +46,13 @@ def ring_all_reduce(nbytes: int, ranks: int) -> int:
 def ring_gather(nbytes: int, ranks: int) -> int:
     """Bytes that one rank sends in an all-gather to, or a reduce-scatter of, n bytes."""
     return (ranks - 1) * nbytes // ranks
+
+
+def gathered_again(in_backward: frozenset[str], layout: Layout) -> frozenset[str]:
+    """Of the units that run in the backward pass, those that are gathered for it once more."""
+    if not (layout.sharding.shares_parameters and layout.reshard_after_forward):
+        return frozenset()
+    return in_backward - ({ROOT} if layout.sharding is Sharding.FSDP else set())
 
 
 def traffic_of(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
@@ -59,6 +68,7 @@ def _of_data_parallelism(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
     """Traffic of weights; experts are reduced and gathered among their fewer replicas."""
     layout = rank.layout
     sums: dict[str, list[int]] = {}
+    again = gathered_again(rank.units_of_backward, layout)
     for storage in rank.graph.storages:
         owner = storage.owned_as(OwnerKind.PARAMETER)
         if owner is None or not rank.holds(owner.name):
@@ -66,19 +76,19 @@ def _of_data_parallelism(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
         whose = " of experts" if owner.name in rank.experts and layout.expert > 1 else ""
         both = sums.setdefault(whose, [0, 0])
         nbytes = shares.nbytes(storage)
-        both[0] += nbytes
+        both[0] += 2 * nbytes if rank.unit_of(owner.name) in again else nbytes
         if rank.graph.parameters.get(owner.name, True):
             wide = layout.precision is Precision.BF16_MASTER
             element = BYTES_OF.get(storage.dtype, FP32_BYTES)
             both[1] += nbytes * FP32_BYTES // element if wide else nbytes
-    for whose, (parameters, gradients) in sums.items():
+    for whose, (gathered, gradients) in sums.items():
         ranks = layout.sharding_ranks // (layout.expert if whose else 1)
         if ranks > 1:
-            yield from _of_replicas(layout, whose, ranks, parameters, gradients)
+            yield from _of_replicas(layout, whose, ranks, gathered, gradients)
 
 
 def _of_replicas(
-    layout: Layout, whose: str, ranks: int, parameters: int, gradients: int
+    layout: Layout, whose: str, ranks: int, gathered: int, gradients: int
 ) -> Iterator[Traffic]:
     what = f"gradients{whose}"
     if layout.sharding is Sharding.REPLICATED:
@@ -90,10 +100,8 @@ def _of_replicas(
     yield Traffic(
         what, "reduce-scatter", ranks, sent, f"{times} x ({ranks}-1)/{ranks} x {gradients:,}"
     )
-    if layout.sharding.shares_parameters:
-        times *= 2 if layout.reshard_after_forward else 1
-    sent = times * ring_gather(parameters, ranks)
-    formula = f"{times} x ({ranks}-1)/{ranks} x {parameters:,}"
+    sent = times * ring_gather(gathered, ranks)
+    formula = f"{times} x ({ranks}-1)/{ranks} x {gathered:,}"
     yield Traffic(f"parameters{whose}", "all-gather", ranks, sent, formula)
 
 
