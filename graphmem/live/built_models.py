@@ -1,7 +1,8 @@
 """Names for models that are never called, such as that of a script which only builds it.
 
 A model is named when it is called, or at the end of its program if it exists then. One that a
-function has built and left gets the names that it had when it was moved to the card.
+function has built and left gets the names that it had when it was moved to the card, or when an
+iteration began while a variable held it, as an average of the weights.
 
 A model whose parts alone are called, as NeMo's `self.encoder(…)` in a method of the model, is the
 one that was moved as a whole, or whose method runs, as a copy's that was made on the card: its
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 from graphmem.graph import OwnerKind
+from graphmem.trace.location import below
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
 
@@ -46,7 +48,8 @@ class BuiltModels:
             finally:
                 self._depth -= 1
                 if not self._depth:
-                    self._note(module)
+                    self._moved[id(module)] = weakref.ref(module)
+                    self.note(module)
 
         return torch.nn.Module, "_apply", move_and_note
 
@@ -62,14 +65,14 @@ class BuiltModels:
                     part = model
         return part
 
-    def _note(self, module: torch.nn.Module) -> None:
-        self._moved[id(module)] = weakref.ref(module)
+    def note(self, module: torch.nn.Module, root: str = "") -> None:
+        """Note the names of what a model has, below a root's."""
         parameters = ((OwnerKind.PARAMETER, *each) for each in module.named_parameters())
         buffers = ((OwnerKind.BUFFER, *each) for each in module.named_buffers())
         for kind, name, tensor in chain(parameters, buffers):
             storage = self._recorder.storage_of(tensor)
             if storage is not None:
-                self._names[storage.id] = kind, name
+                self._names[storage.id] = kind, below(root, name)
 
     def finish(self) -> None:
         """Name what no call has named."""

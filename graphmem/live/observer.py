@@ -110,7 +110,9 @@ class Observer:
         recorder, location = self._recorder, self._location
         for _, value in named_values(location):
             if isinstance(value, torch.nn.Module) and is_initialised(value):
-                name_model(recorder, value)
+                is_known = location.knows(value)
+                root = location.name_of(value) if is_known else location.root_name(value)
+                name_model(recorder, value, root)
         name_variables(recorder, location)
 
     def _look_at_segments(self, when: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain, count, islice
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -44,6 +45,7 @@ class RootNames:
         self._location = location
         self._built = built
         self._made = made
+        self._found = WeakSet[torch.nn.Module]()
 
     def name(self, model: torch.nn.Module) -> str:
         """What the names of a model's modules begin with; "" if no other model has such names."""
@@ -55,6 +57,21 @@ class RootNames:
             if not names.isdisjoint(_names(other)) and _are_apart(model, other):
                 return self._unused(model)
         return ""
+
+    def uncalled(self) -> Iterator[torch.nn.Module]:
+        """The models that variables hold, directly or in a few steps, and that were never called.
+
+        Each is found once.
+        """
+        for variable, value in named_values(self._location):
+            level = [(variable.name, value)]
+            for _ in range(_STEPS + 1):
+                models = (each for _, each in level if isinstance(each, torch.nn.Module))
+                for model in models:
+                    if not self._location.knows(model) and model not in self._found:
+                        self._found.add(model)
+                        yield model
+                level = list(_below(level))
 
     def trained(self) -> list[torch.nn.Module]:
         """The models on the card that have parameters in an optimizer."""
@@ -87,8 +104,7 @@ class RootNames:
             for _ in range(_STEPS + 1):
                 found = (name for name, each in level if _of_compiled(each) is model)
                 yield from (name.removeprefix("self.") for name in found)
-                below = (item for name, each in level for item in _items(name, each))
-                level = list(islice(below, MOST_ITEMS))
+                level = list(_below(level))
 
 
 def _has_some(model: torch.nn.Module, parameters: set[int]) -> bool:
@@ -100,8 +116,10 @@ def _of_compiled(value: Any) -> Any:
     return getattr(value, "_orig_mod", value) if isinstance(value, torch.nn.Module) else value
 
 
-def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    return items_of(value, name, of_objects=True)
+def _below(level: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """What values hold, each with its path."""
+    found = (item for name, each in level for item in items_of(each, name, of_objects=True))
+    return islice(found, MOST_ITEMS)
 
 
 def _names(model: torch.nn.Module) -> set[str]:

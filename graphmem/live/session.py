@@ -203,6 +203,9 @@ class LiveSession(FollowedSession):
         self.name_what_lives()
         self.saved.forget_released()
         self.observer.begin_iteration(number)
+        if number:  # before the first, those that are about to be called are not known
+            for model in self._root_names.uncalled():
+                self.built.note(model, self._root_names.name(model))
         if self._max_steps is not None and number >= self._max_steps:
             self._stop(has_trained=True)
         self._is_complete = False

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -91,6 +92,39 @@ def test_parts_that_are_gone_before_they_were_called_have_names(
     report = json.loads(output.read_text())
     assert report["at_peak"]["by_category"]["parameter"] == 4 * PARAMETERS
     assert report["at_peak"]["by_category"]["buffer"] == BUFFERS
+
+
+AVERAGED = """
+class Average:
+    def __init__(self, of):
+        self.shadow = copy.deepcopy(of).requires_grad_(False)
+
+model = torch.nn.Linear(256, 512).cuda()
+average = Average(model)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.zeros(8, 256, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("is_in_function", [False, True])
+def test_an_average_of_the_weights_has_the_name_of_its_variable(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path, *, is_in_function: bool
+) -> None:
+    """Also when the function that holds it has returned, as `main` at the program's end."""
+    body = f"def main():\n{indent(AVERAGED, '    ')}\nmain()\n" if is_in_function else AVERAGED
+    (tmp_path / "train.py").write_text(f"import copy, torch\n{body}")
+    output = tmp_path / "report.json"
+    run_graphmem("run", "--format", "json", "-o", str(output), str(tmp_path / "train.py"))
+
+    report = json.loads(output.read_text())
+    weights = 2 * (256 * 512 + 512)
+    assert report["model"]["parameters"] == weights
+    assert report["at_peak"]["by_category"]["parameter"] == 4 * weights
+    reasons = {holder["reason"] for holder in report["at_peak"]["holders"]}
+    assert {"the parameter weight", "the parameter average.shadow.weight"} <= reasons
 
 
 @pytest.mark.parametrize("is_evaluated_first", [False, True])
