@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from graphmem.caller.generators import Generators, generators_on_the_stack
 from graphmem.caller.objects import Objects
+from graphmem.caller.scripted import ScriptedModules
 from graphmem.caller.settings import TorchSettings
 from graphmem.caller.tensors import Tensors
 from graphmem.caller.turns import turn, uninterrupted
@@ -50,6 +51,7 @@ class Belongings:
         self._settings = TorchSettings()
         self.tensors = Tensors(tensors)
         self._objects = Objects(objects, self.tensors)
+        self._scripted = ScriptedModules(objects, self.tensors)
         held = [note for note in self.tensors if all_values or note.held is not None]
         self.values = CopiedValues(held)
         for note in held:
@@ -72,6 +74,7 @@ class Belongings:
             stack.callback(self._undo_changes)
             stack.callback(self._objects.put_back)
             stack.callback(self.values.put_back)
+            stack.callback(self._scripted.put_back)
             stack.callback(self._undo_moves)
             stack.callback(self._settings.put_back)
 

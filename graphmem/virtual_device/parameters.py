@@ -199,9 +199,10 @@ def _apply(
     if recurse:
         for child in module.children():
             child._apply(function)
-    for parameter in module._parameters.values():
+    for name, parameter in module._parameters.items():
         if parameter is not None:
             (move_unshaped if is_unshaped(parameter) else _move)(parameter, function)
+            module._parameters[name] = parameter  # TorchScript's module holds its former contents
     for name, buffer in module._buffers.items():
         if buffer is None:
             continue

@@ -49,3 +49,23 @@ def test_a_program_that_asks_for_fusion_runs_without_it() -> None:
 
     assert set(read) == {(True, False)}
     assert torch._C._jit_can_fuse_on_gpu() == before
+
+
+def test_a_model_that_is_scripted_before_it_moves_trains_and_is_back_afterwards() -> None:
+    """A scripted module holds tensors in C++, where a parameter that moves is another one."""
+    model = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)))
+    weight = dict(model.named_parameters())["0.weight"]
+    before, x = weight.detach().clone(), torch.randn(8, 64)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    with graphmem.virtual_gpu("h100"):
+        model.cuda()
+        model(x.cuda()).sum().backward()
+        optimizer.step()
+        assert weight.is_cuda
+        assert weight.grad is not None
+    graphmem.analyze(model, x, gpu="h100")
+
+    assert dict(model.named_parameters())["0.weight"] is weight
+    assert torch.equal(weight, before)
+    assert model(x).device.type == "cpu"
