@@ -84,19 +84,21 @@ class Phases:
 
     def enter_forward(self) -> None:
         """Begin another forward phase of the same iteration, where the last pass has ended."""
+        self._enter(PhaseName.FORWARD)
+
+    def enter_evaluation(self) -> None:
+        """Begin a phase of forward passes without gradients, there as well."""
+        self._enter(PhaseName.EVALUATION)
+
+    def _enter(self, name: PhaseName) -> None:
         self.pending = None
         phase = self._graph.phases[-1]
         is_updated = self._steps_running > 0 or self._has_stepped
         if phase.name is PhaseName.OPTIMIZER and not is_updated:
-            phase.name = PhaseName.FORWARD
+            phase.name = name
             self.passes += 1
         else:
-            self._begin(PhaseName.FORWARD)
-
-    def enter_evaluation(self) -> None:
-        """Begin a phase of forward passes without gradients."""
-        self.pending = None
-        self._begin(PhaseName.EVALUATION)
+            self._begin(name)
 
     def enter_backward(self) -> None:
         """Begin a backward phase, or continue the last one if nothing ran since."""

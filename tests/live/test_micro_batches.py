@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Outcome
 
 TRAINING = """import torch
@@ -22,10 +24,22 @@ for step in range(2):
 """
 
 
+SAMPLED = TRAINING.replace(
+    "        loss =",
+    "        with torch.no_grad():\n            model(total.new_zeros(8, 256))\n        loss =",
+)
+"""As a generator draws what its critic sees in each of several micro-batches."""
+
+
+@pytest.mark.parametrize(
+    ("program", "between"),
+    [(TRAINING, []), (SAMPLED, ["evaluation"])],
+    ids=["batches", "samples"],
+)
 def test_only_the_last_backward_pass_precedes_the_optimizer(
-    run_graphmem: Callable[..., Outcome], tmp_path: Path
+    run_graphmem: Callable[..., Outcome], tmp_path: Path, program: str, between: list[str]
 ) -> None:
-    (tmp_path / "train.py").write_text(TRAINING)
+    (tmp_path / "train.py").write_text(program)
     output = tmp_path / "report.json"
     run_graphmem(
         "run", "--gpu", "t4", "--format", "json", "-o", str(output), str(tmp_path / "train.py")
@@ -33,7 +47,8 @@ def test_only_the_last_backward_pass_precedes_the_optimizer(
 
     report = json.loads(output.read_text())
     phases = [[phase["name"] for phase in step["phases"]] for step in report["steps"]]
-    assert phases == [["forward", "backward"] * 3 + ["optimizer"]] * 2
+    passes = ["forward", "backward", *[*between, "forward", "backward"] * 2, "optimizer"]
+    assert phases == [passes + between, passes]
 
 
 def test_of_many_passes_the_text_shows_the_first_the_highest_and_the_last(
