@@ -25,6 +25,7 @@ import torch
 from graphmem.graph import OwnerKind
 from graphmem.trace.location import below
 from graphmem.trace.recorder import Recorder
+from graphmem.trace.uncalled_models import is_part, parts_of_model
 from graphmem.virtual_device.patching import Replacement
 
 
@@ -67,9 +68,7 @@ class BuiltModels:
 
     def note(self, module: torch.nn.Module, root: str = "") -> None:
         """Note the names of what a model has, below a root's."""
-        parameters = ((OwnerKind.PARAMETER, *each) for each in module.named_parameters())
-        buffers = ((OwnerKind.BUFFER, *each) for each in module.named_buffers())
-        for kind, name, tensor in chain(parameters, buffers):
+        for kind, name, tensor in parts_of_model(module):
             storage = self._recorder.storage_of(tensor)
             if storage is not None:
                 self._names[storage.id] = kind, below(root, name)
@@ -77,8 +76,7 @@ class BuiltModels:
     def finish(self) -> None:
         """Name what no call has named."""
         for number, (kind, name) in self._names.items():
-            storage = self._recorder.graph.storages[number]
-            if not any(map(storage.owned_as, (OwnerKind.PARAMETER, OwnerKind.BUFFER))):
+            if not is_part(self._recorder, number):
                 self._recorder.label(number, kind, name)
 
 

@@ -10,7 +10,7 @@ called before the second one was known keeps its names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, count, islice
+from itertools import chain, count
 from typing import Any
 from weakref import WeakSet
 
@@ -19,11 +19,9 @@ import torch
 from graphmem.live.built_models import BuiltModels
 from graphmem.trace.holders import named_values
 from graphmem.trace.location import Location, without_wrappers
-from graphmem.trace.naming import MOST_ITEMS, items_of
+from graphmem.trace.uncalled_models import STEPS, held_by, uncalled_models
 
 _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
-_STEPS = 2
-"""From a variable to a model, as in `self.critics[0]`."""
 
 
 class RootNames:
@@ -59,19 +57,8 @@ class RootNames:
         return ""
 
     def uncalled(self) -> Iterator[torch.nn.Module]:
-        """The models that variables hold, directly or in a few steps, and that were never called.
-
-        Each is found once.
-        """
-        for variable, value in named_values(self._location):
-            level = [(variable.name, value)]
-            for _ in range(_STEPS + 1):
-                models = (each for _, each in level if isinstance(each, torch.nn.Module))
-                for model in models:
-                    if not self._location.knows(model) and model not in self._found:
-                        self._found.add(model)
-                        yield model
-                level = list(_below(level))
+        """The models that variables hold and that were never called, each once."""
+        return (model for _, model in uncalled_models(self._location, self._found))
 
     def trained(self) -> list[torch.nn.Module]:
         """The models on the card that have parameters in an optimizer."""
@@ -101,10 +88,10 @@ class RootNames:
         model = _of_compiled(model)
         for variable, value in named_values(self._location):
             level = [(variable.name, value)]
-            for _ in range(_STEPS + 1):
+            for _ in range(STEPS + 1):
                 found = (name for name, each in level if _of_compiled(each) is model)
                 yield from (name.removeprefix("self.") for name in found)
-                level = list(_below(level))
+                level = list(held_by(level))
 
 
 def _has_some(model: torch.nn.Module, parameters: set[int]) -> bool:
@@ -114,12 +101,6 @@ def _has_some(model: torch.nn.Module, parameters: set[int]) -> bool:
 def _of_compiled(value: Any) -> Any:
     """The model that `torch.compile` has wrapped, or the value itself."""
     return getattr(value, "_orig_mod", value) if isinstance(value, torch.nn.Module) else value
-
-
-def _below(level: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """What values hold, each with its path."""
-    found = (item for name, each in level for item in items_of(each, name, of_objects=True))
-    return islice(found, MOST_ITEMS)
 
 
 def _names(model: torch.nn.Module) -> set[str]:

@@ -141,7 +141,6 @@ class LiveSession(FollowedSession):
 
     def _called(self, module: torch.nn.Module) -> None:
         """Handle a module called from outside any other."""
-        super()._called(module)
         if self._depth:  # a recomputation, or a hook
             return
         self.recorder.host.begin_steps()

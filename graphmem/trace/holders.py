@@ -199,7 +199,8 @@ def _called_functions(location: Location) -> Iterator[tuple[Variable, Any]]:
         yield Variable(kind.__name__, _file_of(kind), None), called
 
 
-def _closure(function: FunctionType) -> dict[str, Any]:
+def closure_of(function: FunctionType) -> dict[str, Any]:
+    """The variables of the functions around a function that it uses."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # a cell may be empty
@@ -282,7 +283,7 @@ def _items_of_function(variable: Variable, value: Any) -> list[tuple[Variable, A
         names = (*value.func.__code__.co_varnames[: len(value.args)], *value.keywords)
         named = dict(zip(names, given, strict=False))
         return [(variable, value.func), *_variables(variable, value.func, named)]
-    return _variables(variable, value, _closure(value) | _defaults(value))
+    return _variables(variable, value, closure_of(value) | _defaults(value))
 
 
 def _variables(

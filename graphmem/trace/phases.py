@@ -100,6 +100,16 @@ class Phases:
         else:
             self._begin(name)
 
+    def module_called(self, *, trains: bool) -> None:
+        """Begin an evaluation, as of samples, with a module that runs after an optimizer's step.
+
+        It ends with the next forward pass.
+        """
+        if trains and self.running is PhaseName.EVALUATION:
+            self.enter_forward()
+        elif not trains and self.running is PhaseName.OPTIMIZER and not self.is_updating:
+            self.enter_evaluation()
+
     def enter_backward(self) -> None:
         """Begin a backward phase, or continue the last one if nothing ran since."""
         if self.pending is not None:

@@ -235,6 +235,7 @@ class Session:
 
     def _called(self, module: torch.nn.Module) -> None:
         """Know that a module is called from outside any other."""
+        self.recorder.phases.module_called(trains=torch.is_grad_enabled())
 
     def _end(self) -> None:
         """Leave threads that outlive the program alone."""

@@ -27,6 +27,7 @@ from graphmem.trace.messages import InferenceOfOwnLoopError
 from graphmem.trace.naming import name_model
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.session import Session
+from graphmem.trace.uncalled_models import name_uncalled
 from graphmem.training_step import TrainingStep
 from graphmem.values.choices import Choices
 from graphmem.virtual_device import fake_cpu, virtual_cuda
@@ -150,6 +151,7 @@ class _Tracer:
                 for number in range(self._options.steps):
                     self._progress(f"tracing step {number + 1} of {self._options.steps}")
                     self._iterate(number, iterate)
+                name_uncalled(self._recorder, self._session.location)
                 self._find_holders()
                 self._session.reads.name_unused()
                 self._recorder.graph.is_routed = self._session.reads.is_routed

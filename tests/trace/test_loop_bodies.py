@@ -1,0 +1,65 @@
+"""A step that is the user's own loop body: its phases, and the models that it only holds."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+import graphmem
+from graphmem import Report, TrainingStep
+
+WEIGHTS = 64 * 32 + 32
+
+
+def averaged(*, samples: bool = False, trains_again: bool = False) -> Report:
+    def build() -> TrainingStep:
+        model = nn.Linear(64, 32)
+        model.cuda()
+        average = copy.deepcopy(model).requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters())
+
+        def train() -> None:
+            optimizer.zero_grad()
+            model(torch.zeros(8, 64, device="cuda")).sum().backward()
+            optimizer.step()
+
+        def step() -> None:
+            train()
+            with torch.no_grad():
+                for mean, weight in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(weight, 0.1)
+                if samples:
+                    model(torch.zeros(512, 64, device="cuda"))
+            if trains_again:
+                train()
+
+        return TrainingStep(model=model, step=step)
+
+    return graphmem.analyze(build, gpu="t4", steps=2)
+
+
+def test_an_average_that_is_never_called_is_a_model_under_its_own_name() -> None:
+    report = averaged()
+
+    assert report.at_peak.by_category["parameter"] == 2 * 4 * WEIGHTS
+    reasons = {holder.reason for holder in report.at_peak.holders}
+    assert {"the parameter weight", "the parameter average.weight"} <= reasons
+
+
+def test_what_runs_without_gradients_after_the_step_is_an_evaluation() -> None:
+    """Its peak adds 512 rows of samples to their input, which the optimizer's has at its end."""
+    report = averaged(samples=True)
+
+    for step in report.steps:
+        phases = {phase.name: phase for phase in step.phases}
+        assert list(phases) == ["forward", "backward", "optimizer", "evaluation"]
+        assert phases["evaluation"].peak == phases["evaluation"].start + 4 * 512 * 32
+
+
+def test_a_forward_pass_ends_an_evaluation() -> None:
+    (first, _) = averaged(samples=True, trains_again=True).steps
+
+    passes = ["forward", "backward", "optimizer"]
+    assert [phase.name for phase in first.phases] == [*passes, "evaluation", *passes]
