@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from functools import lru_cache
 from importlib.util import find_spec
@@ -94,6 +95,19 @@ def packages_folder() -> str:
     return f"{Path(_torch_folder()).parent}/"
 
 
+_begun_in: list[Path] = []
+
+
+@contextmanager
+def beginning_here() -> Iterator[Path]:
+    """Name files relative to this working directory, whichever one the program changes to."""
+    _begun_in.append(Path.cwd())
+    try:
+        yield _begun_in[-1]
+    finally:
+        _begun_in.pop()
+
+
 def short_path(file: str) -> str:
     """A path relative to the installed packages or to the working directory, else in full.
 
@@ -101,7 +115,7 @@ def short_path(file: str) -> str:
     """
     if file.startswith(packages_folder()):
         return file.removeprefix(packages_folder())
-    return _relative(file, Path.cwd())
+    return _relative(file, _begun_in[-1] if _begun_in else Path.cwd())
 
 
 @lru_cache(maxsize=1024)

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ import typer
 from graphmem.cli import options
 from graphmem.cli.output import hint_at_cards, keep, write_text
 from graphmem.cli.run_ranks import run_ranks, variables
+from graphmem.frames import beginning_here
 from graphmem.gpus import AssumedCard
 from graphmem.live.launchers import refuse_launcher
 from graphmem.own_process import script_process, without_collector
@@ -23,6 +24,7 @@ from graphmem.plain_text import Console, plain_text, width_for
 
 if TYPE_CHECKING:
     from graphmem.cli.errors import Settings
+    from graphmem.live.gpu import VirtualGpu
     from graphmem.live.running import Ending
     from graphmem.live.script import Program
     from graphmem.report import Report
@@ -155,11 +157,11 @@ def run(
     if len(worlds) > 1:
         run_ranks(worlds, [*again, *program], output_format, output, (html, save))
     from graphmem.live.gpu import VirtualGpu
-    from graphmem.live.running import run as run_program
 
     tell = _teller()
     to_run = _program(script, arguments or (), max_steps, context.obj, is_module=is_module)
-    with worlds[0].launched(variables(again, program)) if worlds else nullcontext():
+    launched = worlds[0].launched(variables(again, program)) if worlds else nullcontext()
+    with beginning_here() as here, launched:
         device = VirtualGpu(
             gpu,
             torch=torch,
@@ -172,13 +174,13 @@ def run(
             tell=tell,
             name=" ".join(["-m", script] if is_module else [script]),
         )
-        with script_process(), redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):
-            ending = run_program(to_run, device, timeout)  # a script may replace the streams
+        ending = _ending_of(to_run, device, timeout)
     _tell_ending(ending, script, _misplaced(script, arguments or (), context), tell)
-    analysis = device.analysis(shlex.join(arguments or ()))
-    keep(analysis, html, save, tell, with_source=not no_source)
-    _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
-    _hint(analysis.report, gpu, save, tell, brief=brief or output_format != "text")
+    with chdir(here):  # not where the script has gone; its functions of `atexit` are to come
+        analysis = device.analysis(shlex.join(arguments or ()))
+        keep(analysis, html, save, tell, with_source=not no_source)
+        _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
+        _hint(analysis.report, gpu, save, tell, brief=brief or output_format != "text")
     raise ending.error or typer.Exit(ending.exit_code)
 
 
@@ -196,6 +198,13 @@ def _program(
     if not is_module and is_target(script):
         return TargetProgram(script, tuple(arguments), max_steps or STEPS)
     return UserProgram(script, is_module, arguments, ends_process=settings.ends_process)
+
+
+def _ending_of(program: Program, device: VirtualGpu, timeout: float | None) -> Ending:
+    from graphmem.live.running import run as run_program
+
+    with script_process(), redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):
+        return run_program(program, device, timeout)  # a script may replace the streams
 
 
 def _teller() -> Callable[[str], None]:

@@ -481,6 +481,24 @@ class TestTraining:
         assert f"({4 << 20:,} bytes)" in done.stderr
         assert "> fits" not in done.stdout
 
+    def test_files_are_where_the_command_was_given_though_a_script_goes_elsewhere(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """As Hydra's `main` does for each run (`hydra.job.chdir`)."""
+        (tmp_path / "outputs").mkdir()
+        (tmp_path / "train.py").write_text(
+            "import atexit, os, torch\n"
+            "os.chdir('outputs')\n"
+            "x = torch.zeros(1 << 20, device='cuda')\n"
+            "print('ends in', os.getcwd())\n"
+        )
+        done = run("--save", "step.graphmem", "--html", "page.html", "train.py", cwd=tmp_path)
+
+        assert f"ends in {tmp_path / 'outputs'}" in done.stdout
+        assert "4.0 MiB  float32 [1048576] (train.py:3)" in done.stderr
+        assert {"page.html", "step.graphmem"} <= {each.name for each in tmp_path.iterdir()}
+        assert Path.cwd() == tmp_path / "outputs"  # for what the script does at its exit
+
     def test_a_malformed_assumption_is_rejected(self, run: Run) -> None:
         done = run("--assume", "loss", SCRIPTS / "training.py")
 
