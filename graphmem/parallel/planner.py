@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from graphmem.graph import OwnerKind, StepGraph
+import msgspec
+
+from graphmem.graph import OwnerKind, StepGraph, Storage
 from graphmem.kernel_program import Program
 from graphmem.layer_ranges import no_module
 from graphmem.parallel.axes.dimensions import Dimensions, find_dimensions, parameter_of
@@ -78,7 +80,7 @@ class Planner:
         blocks: str | None = None,
         wrap: Sequence[str] = (),
     ) -> None:
-        self.graph = graph
+        self.graph = graph = _of_called_models(graph)
         self.runtime = runtime
         self.traced = TracedPhases(graph, programs)
         self.blocks: Blocks = find_blocks(graph, blocks)
@@ -166,6 +168,27 @@ class Planner:
                 assert name is not None
                 found[name] = shares.shape(storage)
         return found
+
+
+def _of_called_models(graph: StepGraph) -> StepGraph:
+    """A trace without other models' parameters, such as an average of the weights.
+
+    Nothing shards or gathers these: they are tensors that follow the parameters they are made of.
+    """
+    owned = (storage.owned_as(OwnerKind.GRADIENT) for storage in graph.storages)
+    trained = {each.name.removesuffix(".grad") for each in owned if each is not None}
+    known = graph.parameters.keys() | trained
+
+    def seen(storage: Storage) -> Storage:
+        owners = [
+            each
+            for each in storage.owners
+            if each.kind is not OwnerKind.PARAMETER or each.name in known
+        ]
+        same = len(owners) == len(storage.owners)
+        return storage if same else msgspec.structs.replace(storage, owners=owners)
+
+    return replace(graph, storages=[seen(storage) for storage in graph.storages])
 
 
 def _wrapped(graph: StepGraph, patterns: Sequence[str]) -> Iterator[str]:

@@ -117,6 +117,44 @@ def test_fsdp_gathers_for_the_backward_pass_what_runs_in_it(
     assert f"FSDP: a unit for each of {units} and one for the rest" in " ".join(plan["notes"])
 
 
+AVERAGED = """
+import copy
+import graphmem, torch
+from torch import nn
+
+
+def build():
+    model = nn.Linear(64, 64).cuda()
+    average = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step():
+        model(torch.zeros(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for mean, weight in zip(average.parameters(), model.parameters(), strict=True):
+                mean.lerp_(weight, 0.1)
+
+    return graphmem.TrainingStep(model=model, step=step)
+"""
+
+
+def test_an_average_of_the_weights_is_neither_sharded_nor_gathered(
+    run_graphmem: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "model.py").write_text(AVERAGED)
+    target = f"{tmp_path / 'model.py'}:build"
+
+    outcome = run_graphmem("plan", target, "--gpus", "2", "--fsdp", "--format", "json")
+
+    (stage,) = json.loads(outcome.stdout)["stages"]
+    weights = 4 * (64 * 64 + 64)
+    sent = {each["collective"]: each["bytes"] for each in stage["traffic"]}
+    assert sent == {"all-gather": weights // 2, "reduce-scatter": weights // 2}
+    assert stage["at_peak"]["parameter"] == weights // 2
+
+
 def test_one_gpu_says_that_it_is_exact(run_graphmem: Run) -> None:
     planned = run_graphmem("plan", LLAMA, *TINY, "--format", "json")
     analyzed = run_graphmem("analyze", LLAMA, *TINY, "--format", "json")
