@@ -89,6 +89,7 @@ class _Finder:
             if storage.death is None and storage.device == graph.device
             for owner in storage.owners
             if owner.kind is OwnerKind.PARAMETER
+            and owner.name in (graph.parameters or {owner.name})  # no average of the weights
         }
         self._distinct = {storage.id: storage for storage in self._parameters.values()}.values()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from graphmem import TrainingStep
 from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.formulas import Sheet, deepspeed, formulas_for, formulas_of, korthikanti, nanogpt
 from graphmem.formulas import parallel_training as parallel
@@ -687,3 +689,18 @@ def test_nanogpt_functions_alone() -> None:
     parts = nanogpt.activations(**GPT2_SMALL, vocabulary=50_304)
 
     assert total(parts) == 18_713_935_872
+
+
+def test_an_average_of_the_weights_is_not_counted_with_the_models_parameters() -> None:
+    def build() -> TrainingStep:
+        model = nn.Linear(8, 4)
+        average = copy.deepcopy(model)
+        average.cuda()
+
+        def step() -> None:
+            model(torch.zeros(2, 8, device="cuda")).sum().backward()
+            average.weight.data.lerp_(model.weight.data, 0.1)
+
+        return TrainingStep(model=model.cuda(), step=step)
+
+    assert terms_of(build).terms["parameters"].value == 8 * 4 + 4
