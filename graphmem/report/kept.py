@@ -2,9 +2,9 @@
 
 A storage that autograd or a variable holds is *kept by the script* at a moment if it was born
 before the optimizer's step that ended the previous iteration; without an optimizer, before the
-previous iteration. Storages made after that step, such as the next batch, are not. In the first
-iteration it is kept if it was born before and is alive in the third, or, without one, after the
-step that ends the second: as an average of the weights, and not as the first batch.
+previous iteration. One made after that step, or before the first iteration, is kept if it is alive
+in the next iteration but one, or, without one, after the step that ends the next: as a list of
+averaged weights or a copy of the best ones, and not as the next batch.
 
 Nor are those that autograd holds until a backward pass releases them: a generator's activations,
 made before the step of its critic, await its own.
@@ -13,7 +13,7 @@ made before the step of its critic, await its own.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from functools import cache, cached_property
+from functools import cache
 from operator import attrgetter
 
 from graphmem.graph import Category, OwnerKind, PhaseName, StepGraph, Storage
@@ -31,6 +31,7 @@ class Categories:
         self._backward = [each for each in graph.phases if each.name is PhaseName.BACKWARD]
         self._marks = [mark.tick for mark in graph.marks if mark.name == "optimizer.step"]
         self._kept_before = cache(self._find_kept_before)
+        self._end_of_next = cache(self._find_end_of_next)
 
     def of(self, storage: Storage, tick: int) -> Category:
         """The category of a storage's bytes at a tick."""
@@ -38,23 +39,23 @@ class Categories:
         if category not in (Category.ACTIVATION, Category.TEMPORARY) or not self._starts:
             return category
         step = self._step_at(tick)
-        is_kept = storage.birth < self._kept_before(step) or (step == 0 and self._lasts(storage))
+        is_kept = storage.birth < self._kept_before(step) or self._lasts(storage, step)
         return Category.KEPT if is_kept and not self._awaits(storage, tick) else category
 
-    def _lasts(self, storage: Storage) -> bool:
-        """Whether a storage is older than the first iteration and outlives the second one."""
-        end = self._end_of_second
-        if end is None or storage.birth >= self._starts[0]:
+    def _lasts(self, storage: Storage, step: int) -> bool:
+        """Whether a storage is older than an iteration and outlives the next one."""
+        start, end = self._starts.get(step), self._end_of_next(step)
+        if start is None or end is None or storage.birth >= start:
             return False
         return storage.death is None or storage.death > end
 
-    @cached_property
-    def _end_of_second(self) -> int | None:
-        """When the third iteration begins or, without one, the second one's step has ended."""
-        if 1 not in self._starts:
+    def _find_end_of_next(self, step: int) -> int | None:
+        """When the next iteration but one begins or, without one, the next one's step has ended."""
+        begins = self._starts.get(step + 1)
+        if begins is None:
             return None
-        step = bisect_left(self._marks, self._starts[1])
-        return self._starts.get(2, next(iter(self._marks[step:]), None))
+        mark = bisect_left(self._marks, begins)
+        return self._starts.get(step + 2, next(iter(self._marks[mark:]), None))
 
     def _awaits(self, storage: Storage, tick: int) -> bool:
         """Whether a backward pass will release what autograd holds."""

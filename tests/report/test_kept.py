@@ -69,3 +69,21 @@ def test_what_was_made_before_the_first_iteration_and_lasts_is_kept_in_it(steps:
 
     assert report.peak.step == 0
     assert report.at_peak.by_category["kept"] == 4 * sum(each.numel() for each in average)
+
+
+def test_a_copy_made_after_an_iteration_that_lasts_is_kept_in_the_next_one() -> None:
+    """The best weights, but not the next batch, which is as old. The peak is in every iteration."""
+    with graphmem.virtual_gpu("h100") as gpu:
+        model = nn.Linear(WIDTH, WIDTH).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        best = None
+        for _ in range(4):
+            batch = torch.randn(ROWS, WIDTH, device="cuda")
+            optimizer.zero_grad()
+            model(batch).mean().backward()
+            optimizer.step()
+            best = best or [each.detach().clone() for each in model.parameters()]
+    report = gpu.report()
+
+    assert report.peak.step == 1
+    assert report.at_peak.by_category["kept"] == 4 * sum(each.numel() for each in best or ())
