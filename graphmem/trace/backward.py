@@ -42,6 +42,7 @@ from graphmem.trace.graph_task import (
     edge_of,
     is_accumulate_grad,
     limit_to,
+    warn_of_cycles,
 )
 from graphmem.trace.later_nodes import LaterNodes
 from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
@@ -167,6 +168,8 @@ class Backward:
         if whole_backward.was_on() and self._observer.compiles_whole(edges):
             options = (keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
             return self._run_whole(tensors, grad_tensors, *options)
+        if create_graph and accumulate_grad:
+            warn_of_cycles()
         if keep_graph:
             self._later.kept(edges)
         task = GraphTask(next(self._ids), keep_graph, edges, count_dependencies(edges))

@@ -6,8 +6,10 @@ python_engine.cpp; names in brackets are the engine's).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -59,6 +61,20 @@ def check_roots(tensors: Sequence[Any]) -> None:
             raise RuntimeError(
                 f"element {i} of tensors does not require grad and does not have a grad_fn"
             )
+
+
+_CYCLE = (
+    "Using backward() with create_graph=True will create a reference cycle between the parameter "
+    "and its gradient which can cause a memory leak. We recommend using autograd.grad when "
+    "creating the graph to avoid this. If you have to use this function, make sure to reset the "
+    ".grad fields of your parameters to None after use to break the cycle and avoid the leak."
+)
+
+
+@cache
+def warn_of_cycles() -> None:
+    """Warn once, as `Engine::execute` does for `backward(create_graph=True)`."""
+    warnings.warn(_CYCLE, stacklevel=3)
 
 
 def edge_of(tensor: Any) -> tuple[Node, int]:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import graphmem
 from graphmem.errors import InputError
 from graphmem.frames import short_path
+from graphmem.trace.graph_task import warn_of_cycles
 from graphmem.training_step import TrainingStep
 from tests.conftest import Outcome
 
@@ -269,3 +270,17 @@ def test_a_loss_that_keeps_the_previous_one_names_its_line(
     assert run.exit_code == 2
     assert "Trying to backward through the graph a second time" in run.stderr
     assert "(model.py:7)" in run.stderr
+
+
+def test_a_reference_cycle_of_gradients_is_warned_of_in_pytorchs_words() -> None:
+    def warned(device: str) -> tuple[str, str]:
+        torch.set_warn_always(True)  # the engine warns once in a process
+        warn_of_cycles.cache_clear()
+        with pytest.warns(UserWarning, match="reference cycle") as found:
+            output_on(device).sum().backward(create_graph=True)  # type: ignore[no-untyped-call]
+        torch.set_warn_always(False)
+        return str(found[0].message).partition(" (Triggered")[0], found[0].filename
+
+    with graphmem.virtual_gpu("t4"):
+        on_card = warned("cuda")
+    assert on_card == warned("cpu")
