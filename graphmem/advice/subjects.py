@@ -174,7 +174,9 @@ def _holdings(storage: Storage, saved_tensors: Any, ops: Sequence[int]) -> Itera
     by_owner = {id(saved.owner): saved for saved in saved_tensors.by_storage.get(storage.id, ())}
     for owner in storage.owners:
         first = bisect_right(ops, owner.start) - 1
-        last = None if owner.end is None else bisect_left(ops, owner.end) - 1
+        is_label = owner.end == owner.start  # found after the fact (`Recorder.label`)
+        end = storage.death if is_label else owner.end
+        last = None if end is None else bisect_left(ops, end) - 1
         saved = by_owner.get(id(owner))
         yield Holding(
             kind=owner.kind,

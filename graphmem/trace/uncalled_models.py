@@ -19,6 +19,7 @@ from graphmem.graph import OwnerKind
 from graphmem.trace.holders import closure_of, named_values
 from graphmem.trace.location import Location, below, without_wrappers
 from graphmem.trace.naming import MOST_ITEMS, is_initialised, items_of
+from graphmem.trace.quantised import parts_of
 from graphmem.trace.recorder import Recorder
 
 STEPS = 2
@@ -65,11 +66,12 @@ def _held_by_functions(location: Location) -> Iterator[tuple[str, Any]]:
 
 
 def parts_of_model(model: torch.nn.Module) -> Iterator[tuple[OwnerKind, str, torch.Tensor]]:
-    """A model's parameters and buffers, each with its kind and name."""
-    for name, parameter in model.named_parameters():
-        yield OwnerKind.PARAMETER, without_wrappers(name), parameter
-    for name, buffer in model.named_buffers():
-        yield OwnerKind.BUFFER, without_wrappers(name), buffer
+    """A model's parameters and buffers, or their parts on this rank, with their kinds and names."""
+    parameters = ((OwnerKind.PARAMETER, *each) for each in model.named_parameters())
+    buffers = ((OwnerKind.BUFFER, *each) for each in model.named_buffers())
+    for kind, name, tensor in chain(parameters, buffers):
+        for path, part in parts_of(tensor):
+            yield kind, without_wrappers(name) + path, part
 
 
 def is_part(recorder: Recorder, number: int) -> bool:

@@ -157,6 +157,26 @@ def test_layers_that_are_frozen_are_not_advised_to_be_frozen() -> None:
     assert found == ["--freeze decoder.0"]
 
 
+def test_a_model_that_is_never_called_is_held_as_long_as_it_lives(
+    run_graphmem: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its parameters are found at the end, and have been that all the time."""
+    (tmp_path / "built.py").write_text(
+        "import torch\n"
+        "def main():\n"
+        "    model = torch.nn.Linear(256, 512).cuda()\n"
+        "    torch.zeros(8, device='cuda')\n"
+        "main()\n"
+    )
+    saved = str(tmp_path / "step.graphmem")
+    run_graphmem("run", "--save", saved, str(tmp_path / "built.py"))
+
+    told = run_graphmem("explain", saved, "weight").stdout
+    (interval,) = re.findall("from operation (.*): parameter weight", told)
+    first, last = map(int, interval.split(" to operation "))
+    assert last > first
+
+
 def test_the_command_prints_what_to_try(run_graphmem: Callable[..., Any]) -> None:
     outcome = run_graphmem("explain", MLP, "--set", "activation=gelu", "--steps", "1")
 
