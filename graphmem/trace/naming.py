@@ -225,8 +225,9 @@ def _name_attributes(recorder: Recorder, root: torch.nn.Module, root_name: str) 
 
 
 def _user_modules(location: Location) -> list[ModuleType]:
-    """The Python modules of the user's frames and of the classes of the models."""
-    names = [type(module).__module__ for _, root in location.roots for module in root.modules()]
+    """The Python modules of the user's frames and of the classes of the models, and the script."""
+    names = ["__main__"]  # at whose end no frame is left
+    names += [type(module).__module__ for _, root in location.roots for module in root.modules()]
     names += [frame.f_globals.get("__name__", "") for frame in location.user_frames()]
     found = [sys.modules[name] for name in dict.fromkeys(names) if name in sys.modules]
     return [each for each in found if is_program(getattr(each, "__file__", None) or "<frozen")]

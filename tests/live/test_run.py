@@ -345,6 +345,15 @@ class TestTraining:
         assert "held by the variable trainer.averages[0-1][0]" in done.stderr
         assert "held by the variable trainer.cache['x']['y']" in done.stderr
 
+    def test_the_variables_of_a_script_without_a_model_are_named_at_its_end(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "tensors.py"
+        script.write_text("import torch\nbatch = torch.zeros(1 << 20, device='cuda')\n")
+        done = run("--gpu", "t4", script)
+
+        assert f"held by the variable batch ({script}:2)" in " ".join(done.stderr.split())
+
     def test_what_a_dictionary_keeps_is_named_without_its_own_methods(
         self, run: Run, tmp_path: Path
     ) -> None:
