@@ -74,7 +74,7 @@ class Explained:
 
 
 def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
-    """The storages that the named subject allocates in one iteration, largest first.
+    """What the named subject allocates in one iteration: what the peak has, then the largest.
 
     It is that of the peak; if the subject does not run there, its last one. A module also has the
     parameters, gradients and optimizer states that are alive meanwhile.
@@ -89,15 +89,18 @@ def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
         raise UnknownSubjectError(name, _names(graph))
     ops = [op.tick for op in graph.ops]
     saved = analysis.annotations.of(SAVED_TENSORS)
-    return [
+    explained = [
         Explained(
             storage=storage,
             op=graph.op_of(storage),
             at_peak=bool(storage.owners_at(tick)),
             holdings=tuple(_together(_holdings(storage, saved, ops))),
         )
-        for storage in sorted(found, key=lambda storage: (-storage.nbytes, storage.id))
+        for storage in found
     ]
+    return sorted(
+        explained, key=lambda each: (not each.at_peak, -each.storage.nbytes, each.storage.id)
+    )
 
 
 def _names(graph: StepGraph) -> set[str]:

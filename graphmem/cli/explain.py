@@ -123,4 +123,4 @@ def _subject_lines(name: str, found: list[Explained]) -> Iterator[str]:
             yield f"    from {first} to {last}: {holding.rule}"
             yield f"        until {holding.lets_go}"
     if len(found) > SHOWN:
-        yield f"\nand {len(found) - SHOWN} smaller ones"
+        yield f"\nand {len(found) - SHOWN:,} more"

@@ -308,7 +308,8 @@ def brief(report: Report) -> Iterator[Text]:
     if card is None:
         yield Text(f"on {report.runtime.title} ({format_bytes(report.runtime.memory)})")
     elif refused is None:
-        yield headline(report) + Text(f": {format_bytes(card.margin)} to spare")
+        rest = "" if card.allowed is None else f" of {_allowed(card.allowed)}"
+        yield headline(report) + Text(f": {format_bytes(card.margin)} to spare{rest}")
     else:
         yield headline(report)
     found = report.peak

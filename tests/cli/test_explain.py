@@ -96,6 +96,15 @@ def test_a_storage_is_found_by_its_number() -> None:
     assert [each.storage for each in explained(f"s{gelu.storage.id}")] == [gelu.storage]
 
 
+def test_what_the_peak_has_comes_first() -> None:
+    """Of each of the line's results, largest first within both."""
+    found = explained("aten.mm")
+    order = [(not each.at_peak, -each.storage.nbytes) for each in found]
+
+    assert order == sorted(order)
+    assert len({is_gone for is_gone, _ in order}) == 2
+
+
 def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(UnknownSubjectError):
         explained("nonsense")

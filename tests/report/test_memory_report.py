@@ -20,6 +20,7 @@ from graphmem.gpus import Gpu
 from graphmem.graph import Owner, OwnerKind, Storage
 from graphmem.kernel_program import CONVOLUTION_WORKSPACE
 from graphmem.render.page import page
+from graphmem.report.answer import brief
 from graphmem.report.memory import fragmentation_of, pools_of
 from graphmem.report.schema import Fragmentation, PoolInfo
 from graphmem.report.text import report_as_text
@@ -338,3 +339,6 @@ def test_what_is_to_spare_of_a_memory_fraction_leaves_the_context_out() -> None:
         f"{format_bytes(half - GIB)} to spare ({half - GIB:,} bytes), after 1.000 GiB reserved of"
     )
     assert said in " ".join(report_as_text(gpu.report()).split())
+    first, *_ = brief(gpu.report())
+    of_all = f"of the {format_bytes(half)} that a memory fraction allows"
+    assert first.plain.endswith(f"{format_bytes(half - GIB)} to spare {of_all}")
