@@ -11,7 +11,7 @@
     backward pass within such a call, as from an energy to its forces, is part of the evaluation.
     Called so in a forward pass, a model that no optimizer trains, such as a teacher, is part of
     that; so is one in training mode, such as a policy without its adapters. Before a forward pass,
-    the former may be (`graphmem/live/reference_models.py`).
+    the former may be (`graphmem/trace/reference_models.py`).
 (5) Without an optimizer or a backward pass, each forward pass counts as a step.
 (6) Before the first operation on the card, a module that is called begins nothing: it runs on the
     CPU, as a detector does that measures its strides when it is built. Nor does a backward pass
@@ -33,11 +33,11 @@ from graphmem.live.built_models import BuiltModels
 from graphmem.live.collector_watch import CollectorWatch
 from graphmem.live.mode import LiveMode
 from graphmem.live.observer import Observer
-from graphmem.live.reference_models import ReferenceModels
-from graphmem.live.root_names import RootNames
 from graphmem.online.online_simulator import OnlineSimulator
 from graphmem.online.session import FollowedSession
 from graphmem.runtime import Runtime
+from graphmem.trace.reference_models import ReferenceModels
+from graphmem.trace.root_names import RootNames
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.devices import Devices
 from graphmem.virtual_device.patching import replaced
@@ -111,7 +111,7 @@ class LiveSession(FollowedSession):
         self._walked = False
         self._is_aside = False
         self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._root_names = RootNames(self.location, self.built, self._made)
+        self._root_names = RootNames(self.location, self.built.models, self._made)
         self.location.root_name = self._root_names.name
         self._evaluated: dict[int, weakref.ref[torch.nn.Module]] = {}
 

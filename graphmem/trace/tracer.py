@@ -26,6 +26,8 @@ from graphmem.trace.loop import TrainingLoop
 from graphmem.trace.messages import InferenceOfOwnLoopError
 from graphmem.trace.naming import name_model
 from graphmem.trace.recorder import Recorder
+from graphmem.trace.reference_models import ReferenceModels
+from graphmem.trace.root_names import RootNames
 from graphmem.trace.session import Session
 from graphmem.trace.uncalled_models import name_uncalled
 from graphmem.training_step import TrainingStep
@@ -152,6 +154,9 @@ class _Tracer:
                     self._progress(f"tracing step {number + 1} of {self._options.steps}")
                     self._iterate(number, iterate)
                 name_uncalled(self._recorder, self._session.location)
+                references = ReferenceModels(self._recorder.graph)
+                references.look()
+                references.finish()
                 self._find_holders()
                 self._session.reads.name_unused()
                 self._recorder.graph.is_routed = self._session.reads.is_routed
@@ -198,6 +203,7 @@ class _Tracer:
 
     def _prepare(self, step: TrainingStep) -> Callable[[], Any]:
         self._session.location.follow(step)
+        self._session.location.root_name = RootNames(self._session.location).name
         if step.model is not None:
             self._session.location.know(step.model)
         if step.step is not None:

@@ -63,3 +63,26 @@ def test_a_forward_pass_ends_an_evaluation() -> None:
 
     passes = ["forward", "backward", "optimizer"]
     assert [phase.name for phase in first.phases] == [*passes, "evaluation", *passes]
+
+
+def test_a_teacher_between_two_updates_is_part_of_the_forward_pass_that_reads_it() -> None:
+    def build() -> TrainingStep:
+        teacher, student = (nn.Sequential(nn.Linear(8, 8)).cuda() for _ in "ab")
+        optimizer = torch.optim.SGD(student.parameters())
+
+        def step() -> None:
+            for _ in range(2):
+                x = torch.zeros(4, 8, device="cuda")
+                with torch.no_grad():
+                    wanted = teacher(x)
+                (student(x) - wanted).sum().backward()
+                optimizer.step()
+
+        return TrainingStep(model=student, step=step)
+
+    report = graphmem.analyze(build, gpu="t4", steps=1)
+
+    (step,) = report.steps
+    assert [phase.name for phase in step.phases] == ["forward", "backward", "optimizer"] * 2
+    reasons = {holder.reason for holder in report.at_peak.holders}
+    assert {"the parameter 0.weight", "the parameter teacher.0.weight"} <= reasons

@@ -9,14 +9,13 @@ called before the second one was known keeps its names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
-from graphmem.live.built_models import BuiltModels
 from graphmem.trace.holders import named_values
 from graphmem.trace.location import Location, without_wrappers
 from graphmem.trace.uncalled_models import STEPS, held_by, uncalled_models
@@ -30,14 +29,14 @@ class RootNames:
     def __init__(
         self,
         location: Location,
-        built: BuiltModels,
-        made: Iterable[torch.optim.Optimizer],
+        built: Callable[[], list[torch.nn.Module]] = list,
+        made: Iterable[torch.optim.Optimizer] = (),
     ) -> None:
         """Know no model.
 
         Args:
             location: knows the models that were called.
-            built: knows those that were moved to the card.
+            built: the models that were moved to the card.
             made: every optimizer that exists.
         """
         self._location = location
@@ -63,7 +62,7 @@ class RootNames:
     def trained(self) -> list[torch.nn.Module]:
         """The models on the card that have parameters in an optimizer."""
         parameters = self._parameters()
-        return [each for each in self._built.models() if _has_some(each, parameters)]
+        return [each for each in self._built() if _has_some(each, parameters)]
 
     def is_trained(self, model: torch.nn.Module) -> bool:
         """Whether a model has parameters in an optimizer."""

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from graphmem.graph import Op, Phase, PhaseName, StepGraph
+from graphmem.graph import Op, OwnerKind, Phase, PhaseName, StepGraph
 from graphmem.nodes import tensor_of
 
 
@@ -37,6 +37,18 @@ class ReferenceModels:
         """Note that a model is called without gradients."""
         if is_trained:
             self._trained.add(len(self._graph.phases) - 1)
+
+    def look(self) -> None:
+        """Find the evaluations of models that train in a trace that has ended."""
+        phases, storages = self._graph.phases, self._graph.storages
+        gradients = (storage.owned_as(OwnerKind.GRADIENT) for storage in storages)
+        trained = {each.name.removesuffix(".grad") for each in gradients if each is not None}
+        for op in self._graph.ops:
+            if phases[op.phase].name is PhaseName.EVALUATION and op.phase not in self._trained:
+                read = (storages[each] for each in _read_by(op) if each is not None)
+                owners = (storage.owned_as(OwnerKind.PARAMETER) for storage in read)
+                if any(owner is not None and owner.name in trained for owner in owners):
+                    self._trained.add(op.phase)
 
     def finish(self) -> None:
         """Let forward passes begin with what they read (clauses 1 and 2)."""
