@@ -56,6 +56,10 @@ class Savers:
         if variable is not None:
             keeper.variables.append(variable)
 
+    def alive(self) -> list[Any]:
+        """The savers that still exist."""
+        return [keeper for known in self.keepers if (keeper := known()) is not None]
+
 
 def note_saved(keeper: Keeper, variable: torch.Tensor) -> None:
     """Note that a non-leaf variable was saved, and with it the base that it is a view of."""
@@ -83,16 +87,16 @@ def note_gradient(variable: torch.Tensor) -> None:
 
 def keep_where_saved(variable: torch.Tensor) -> None:
     """Have every saver keep a variable with a new history or a retained gradient."""
-    for keeper in keepers_of(variable):
+    savers: Savers | None = getattr(variable, _SAVED, NOTHING).value
+    for keeper in () if savers is None else savers.alive():
         if not keeper.is_released:
             keeper.variables.append(variable)
 
 
 def keepers_of(variable: torch.Tensor) -> list[Any]:
-    """What saved a non-leaf variable, and still exists."""
+    """What saved a non-leaf variable, and not a view of it."""
     savers: Savers | None = getattr(variable, _SAVED, NOTHING).value
-    known = (each() for each in (() if savers is None else savers.keepers))
-    return [keeper for keeper in known if keeper is not None]
+    return [] if savers is None else [each for each in savers.alive() if each.savers is savers]
 
 
 def _savers_of(variable: torch.Tensor) -> Savers:

@@ -565,10 +565,10 @@ def checkpoint_in_segments(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def swapped_while_it_was_saved(first: nn.Linear, second: nn.Linear) -> None:
-    """Autograd saves the tensor itself, whose memory `.data` replaces; `linear` saves a view."""
+    """Autograd saves the tensor itself, whose memory `.data` replaces, or a view of it."""
     weight, other = (nn.Parameter(torch.randn(SIZE, SIZE)) for _ in range(2))
     x = second(first(rows()))
-    y = (x @ weight).sin() + functional.linear(x, other)
+    y = (x @ weight).sin() + functional.linear(x, other) + x.mT.sin().mT
     x.data, weight.data, other.data = (
         torch.ones(4, SIZE),
         other.exp().detach(),
