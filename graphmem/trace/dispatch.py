@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem import constructors
@@ -310,7 +311,8 @@ class TraceMode(TorchDispatchMode):
         newest = torch._C._autograd._get_sequence_nr()
         if node is not None:
             autograd_node = sys.intern(name_of(node))
-            source = self._location.source(in_node=True)
+            if isinstance(node, BackwardCFunction):  # a formula of PyTorch's runs no program
+                source = self._location.source(in_node=True)
             made_by = self.forward_of(node)
             if made_by is not None:
                 forward, source = made_by.index, source or made_by.source

@@ -270,8 +270,7 @@ class Location:
     def source(self, *, in_node: bool = False) -> Source | None:
         """The innermost line of the program, or None if there is none on the stack.
 
-        With `in_node`, only what the running autograd node has called, such as a `backward` of the
-        program's own or a hook.
+        With `in_node`, only what the running autograd node has called: its own `backward`.
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._outermost:

@@ -349,8 +349,8 @@ class Session:
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             if torch.compiler.is_compiling() and _breaks_graphs(optimizer):
                 torch._dynamo.graph_break()
-            known = self._optimizers.get(id(optimizer))
-            is_new = known is None or known() is not optimizer
+            known = self._optimizers.get(id(optimizer), lambda: None)
+            is_new = known() is not optimizer
             if is_new or naming.trains_anything_new(self.recorder, optimizer):
                 self._optimizers[id(optimizer)] = weakref.ref(optimizer)
                 for name, model in self.location.roots:
@@ -363,10 +363,8 @@ class Session:
             naming.name_optimizer(self.recorder, optimizer)
             self.optimizer_stepped()
 
-        handles = [
-            optim_hooks.register_optimizer_step_pre_hook(before),
-            optim_hooks.register_optimizer_step_post_hook(after),
-        ]
+        register_after = optim_hooks.register_optimizer_step_post_hook
+        handles = [optim_hooks.register_optimizer_step_pre_hook(before), register_after(after)]
         try:
             yield
         finally:

@@ -69,7 +69,7 @@ def virtual_cuda(
                 *subclasses.replacements(),
                 *asked_types.replacements(),
                 *assigned_types.replacements(),
-                *copies(),
+                *copies(is_live=is_live),
                 (torch.nn.RNNBase, "flatten_parameters", flatten_parameters),
                 (torch._C, _CONVOLUTION_LAYOUT, convolution_layout(of_build)),
                 *convolution_backend(),

@@ -7,7 +7,8 @@
     (torch/_tensor.py, `Tensor.__deepcopy__`; torch/storage.py, `UntypedStorage.__deepcopy__`).
 (3) The gradient and the user's attributes are copied along; graphmem's notes on a tensor are not.
 (4) `copy.copy` makes another tensor of the same storage (torch/_utils.py, `_rebuild_tensor_v2`). It
-    asks `__reduce_ex__` as `pickle` does, which is refused: there is no data to write.
+    asks `__reduce_ex__` as `pickle` does, which is refused: there is no data to write. In a live
+    program that is `live/serialization.py`.
 
 PyTorch's own methods would clone both kinds, and copy every attribute of a fake tensor.
 """
@@ -26,9 +27,10 @@ from graphmem.virtual_device.notes import Note
 from graphmem.virtual_device.patching import Replacement
 
 
-def copies() -> list[Replacement]:
-    """List the attributes to replace."""
-    return [(FakeTensor, "__deepcopy__", _copied), (FakeTensor, "__reduce_ex__", _reduced)]
+def copies(*, is_live: bool = False) -> list[Replacement]:
+    """List the attributes to replace; a live program's tensors can be saved."""
+    shallow: list[Replacement] = [] if is_live else [(FakeTensor, "__reduce_ex__", _reduced)]
+    return [(FakeTensor, "__deepcopy__", _copied), *shallow]
 
 
 class _Unsaved:
