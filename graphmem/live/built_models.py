@@ -24,6 +24,7 @@ import torch
 
 from graphmem.graph import OwnerKind
 from graphmem.trace.location import below
+from graphmem.trace.naming import variables_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.uncalled_models import is_part, parts_of_model
 from graphmem.virtual_device.patching import Replacement
@@ -84,7 +85,7 @@ def _with_methods_that_run() -> Iterator[torch.nn.Module]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""
-        found = frame.f_locals.get(first)
+        found = variables_of(frame).get(first)
         if isinstance(found, torch.nn.Module):
             yield found
         frame = frame.f_back

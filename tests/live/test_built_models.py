@@ -196,3 +196,23 @@ def test_a_copy_of_a_model_is_named_as_a_whole_by_the_method_that_runs() -> None
     assert report.model.parameters == 64 * 128 + 128 + 32 * 256 + 256
     held = {owner.name for each in report.at_peak.holders for owner in each.owners}
     assert {"of_state.weight", "of_action.weight"} <= held
+
+
+def test_a_method_frees_its_variables_although_it_was_looked_at() -> None:
+    grown = []
+
+    class Deletes(Encoder):
+        def encode(self, state: torch.Tensor) -> torch.Tensor:
+            before = torch.cuda.memory_allocated()
+            wide = torch.zeros(1 << 20, device=state.device)
+            encoded: torch.Tensor = self.of_state(state)
+            del wide
+            grown.append(torch.cuda.memory_allocated() - before)
+            return encoded
+
+    with graphmem.virtual_gpu("t4"), torch.no_grad():
+        model, states = Deletes().cuda(), torch.ones(8, 64, device="cuda")
+        torch.mm(states, states.t())  # takes cuBLAS's workspace
+        model.encode(states)
+
+    assert grown == [8 * 128 * 4]
