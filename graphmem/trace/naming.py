@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from graphmem.trace.python_functions import kept_by, name_of
 from graphmem.trace.quantised import (
     OF_EVERY_MODULE,
     is_foreign,
+    is_foreign_kind,
     parts_of,
     subscript,
     tensors_beside,
@@ -279,20 +281,25 @@ def tensors_held(value: Any, steps: int = 1) -> Iterator[tuple[str, torch.Tensor
 
 def items_of(value: Any, path: str, *, of_objects: bool) -> Iterator[tuple[str, Any]]:
     """What a value with a path holds, except for plain values, each with its path."""
+    items: Iterable[tuple[Any, Any]]
     if isinstance(value, (list, tuple)):
-        for i, item in enumerate(islice(value, MOST_ITEMS)):
-            if _may_hold(item):
-                yield f"{path}[{i}]", item
+        items, place = enumerate(value), "[{}]"
     elif isinstance(value, dict):
-        for key, item in islice(dict.items(value), MOST_ITEMS):
-            if _may_hold(item):
-                yield path + subscript(key), item
+        items, place = dict.items(value), ""
     elif of_objects and is_foreign(value) and not isinstance(value, torch.optim.Optimizer):
-        for name, item in islice(vars(value).items(), MOST_ITEMS):
-            if _may_hold(item):
-                yield f"{path}.{name}", item
+        items, place = vars(value).items(), ".{}"
+    else:
+        return
+    few = list(islice(items, MOST_ITEMS))
+    kinds: set[Any] = {type(item) for _, item in few}
+    holding = set(filter(_may_hold, kinds))  # in most there are numbers or names only
+    for key, item in few if holding else ():
+        if type(item) in holding:
+            yield path + (place.format(key) or subscript(key)), item
 
 
-def _may_hold(value: Any) -> bool:
+@lru_cache(maxsize=4096)
+def _may_hold(kind: Any) -> bool:
+    """Whether a value of this class may hold tensors; most that are looked at are plain."""
     kinds = (torch.Tensor, torch.nn.Module, list, tuple, dict)
-    return isinstance(value, kinds) or is_foreign(value)
+    return issubclass(kind, kinds) or is_foreign_kind(kind)

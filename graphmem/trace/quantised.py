@@ -10,6 +10,7 @@ there (bitsandbytes' `Params4bit` keeps `quant_state.absmax`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -96,7 +97,15 @@ def _below(value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 def is_foreign(value: Any) -> bool:
     """Whether a value is an instance of a library's class."""
-    is_known = isinstance(value, (torch.nn.Module, torch.Tensor, FakeTensorMode, type))
-    if is_known or not hasattr(value, "__dict__"):
+    kind: Any = type(value)
+    return is_foreign_kind(kind)
+
+
+@lru_cache(maxsize=4096)
+def is_foreign_kind(kind: Any) -> bool:
+    """Whether a class is a library's, and its instances have attributes."""
+    is_known = issubclass(kind, (torch.nn.Module, torch.Tensor, FakeTensorMode, type))
+    if is_known or not kind.__dictoffset__:
         return False
-    return type(value).__module__.partition(".")[0] not in _OF_PYTORCH
+    module: str = kind.__module__
+    return module.partition(".")[0] not in _OF_PYTORCH
