@@ -104,7 +104,7 @@ class SavedLeaves:
                 continue
             owner = "" if saved.owner is None else saved.owner.name
             saved.let_go()
-            saved.storage = saved.owner = saved.geometry = None
+            saved.storage = saved.owner = saved.geometry = saved.payload = saved.values = None
             self.describe(saved, tensor, owner)
 
 

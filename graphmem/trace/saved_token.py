@@ -103,7 +103,7 @@ class SavedToken:
     def release(self) -> None:
         """Release everything, as `Node::release_variables` does."""
         self.is_released = True
-        self.version = self.together = None
+        self.payload = self.values = self.version = self.together = None
         self.hooks = []
         self.variables.clear()
         for part in reversed(self.parts):  # as `~SparseTensorImpl` does
@@ -111,8 +111,7 @@ class SavedToken:
         self.let_go()
 
     def let_go(self) -> None:
-        """Stand for nothing any longer; what it stood for has no owner here."""
-        self.payload = self.values = None
+        """End what the token owns."""
         if self.owner is not None and self.owner.end is None:
             assert self.storage is not None
             self._let_go(self.storage, self.owner)
