@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from graphmem.errors import InputError
@@ -43,6 +44,16 @@ def no_module(pattern: str, outermost: Iterable[str]) -> InputError:
     """The error for a pattern that matches no module; equal layers are listed as one."""
     names = ", ".join(fold(dict.fromkeys(outermost, "")))
     return NoModuleError(pattern, names)
+
+
+def outermost(names: Iterable[str], pattern: str) -> list[str]:
+    """The modules that a pattern matches; of nested ones, the outermost, which come first."""
+    found: list[str] = []
+    for name in names:
+        is_inside = any(name.startswith(f"{outer}.") for outer in found)
+        if name and not is_inside and fnmatchcase(name, pattern):
+            found.append(name)
+    return found
 
 
 def unfold(values: Mapping[str, V]) -> dict[str, V]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from graphmem.layer_ranges import no_module
+from graphmem.layer_ranges import no_module, outermost
 
 
 def checkpoint_modules(model: torch.nn.Module, pattern: str) -> None:
@@ -21,14 +20,11 @@ def checkpoint_modules(model: torch.nn.Module, pattern: str) -> None:
     Raises:
         InputError: there is none.
     """
-    found: list[str] = []
-    for name, module in model.named_modules():
-        is_inside = any(name.startswith(f"{outer}.") for outer in found)
-        if name and not is_inside and fnmatchcase(name, pattern):
-            if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-                continue
-            found.append(name)
-            module.forward = partial(_checkpointed, module.forward)
+    lists = (torch.nn.ModuleList, torch.nn.ModuleDict)
+    modules = {name: each for name, each in model.named_modules() if not isinstance(each, lists)}
+    found = outermost(modules, pattern)
+    for name in found:
+        modules[name].forward = partial(_checkpointed, modules[name].forward)
     if not found:
         raise no_module(pattern, (name for name, _ in model.named_children()))
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 
 import msgspec
 
 from graphmem.graph import OwnerKind, StepGraph, Storage
 from graphmem.kernel_program import Program
-from graphmem.layer_ranges import no_module
+from graphmem.layer_ranges import no_module, outermost
 from graphmem.parallel.axes.dimensions import Dimensions, find_dimensions, parameter_of
 from graphmem.parallel.layout import Layout, check_degrees
 from graphmem.parallel.messages import NoExpertsError
@@ -193,11 +192,9 @@ def _of_called_models(graph: StepGraph) -> StepGraph:
 
 def _wrapped(graph: StepGraph, patterns: Sequence[str]) -> Iterator[str]:
     """The outermost modules that each pattern matches, as `--checkpoint` has them."""
+    names = sorted(graph.modules, key=lambda name: name.count("."))
     for pattern in patterns:
-        found: list[str] = []
-        for name in sorted(filter(None, graph.modules), key=lambda name: name.count(".")):
-            if fnmatchcase(name, pattern) and not any(name.startswith(f"{e}.") for e in found):
-                found.append(name)
+        found = outermost(names, pattern)
         if not found:
             raise no_module(pattern, (name for name in graph.modules if name and "." not in name))
         yield from found
