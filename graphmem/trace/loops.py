@@ -124,8 +124,9 @@ class Loops:
     def _visit(
         self, frame: FrameType, before: _Visit, call: _Visits | None, resumed: tuple[Any, ...]
     ) -> _Visit:
-        state = (*self._state(frame), *resumed)
-        around = tuple(self._set_around(frame))
+        variables = variables_of(frame)
+        state = (*self._state(frame, variables), *resumed)
+        around = tuple(self._set_around(frame, variables))
         if around != before.around:  # it was left, and begins again
             before = _Visit()
         unchanged = before.unchanged + 1 if state == before.state else 1
@@ -146,24 +147,24 @@ class Loops:
         answer = f"{where.rpartition('/')[2]}=0" if _is_library(frame) else ""
         raise EndlessLoopError(asked if _is_compiled(frame) else where, asked, why, answer)
 
-    def _state(self, frame: FrameType) -> Iterator[tuple[str, Any]]:
+    def _state(self, frame: FrameType, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         loop = while_loop_around(frame.f_code, frame.f_lasti)
         tests = tests_of(frame.f_code, loop)
-        variables = variables_of(frame)
         if not _CLOCKS.isdisjoint(tests.names):
             yield "clock", time.perf_counter()
         yield from self._tested(variables, tests)
         yield from self._tested(dict(getattr(variables.get("self"), "__dict__", {})), tests)
 
-    def _set_around(self, frame: FrameType) -> Iterator[tuple[str, Any]]:
+    def _set_around(
+        self, frame: FrameType, variables: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Any]]:
         """What loops around the innermost one set, and it does not; objects by their addresses."""
         code = frame.f_code
         loop = while_loop_around(code, frame.f_lasti) or frozenset()
         names = names_set(code, loops_around(code, frame.f_lasti) - loop) - names_set(code, loop)
-        if names:
-            for name, value in variables_of(frame).items():
-                if name in names:
-                    yield name, value if isinstance(value, _PLAIN) else id(value)
+        for name, value in variables.items() if names else ():
+            if name in names:
+                yield name, value if isinstance(value, _PLAIN) else id(value)
 
     def _counted(self, frame: FrameType) -> Iterator[tuple[str, Any]]:
         """The numbers that a generator's loops set."""
