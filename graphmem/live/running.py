@@ -19,8 +19,14 @@ from graphmem.live.script import NoSuchProgramError, Program, as_on_card
 from graphmem.live.session import EnoughSteps
 from graphmem.live.started_processes import end_processes, noting_processes, what_it_started
 from graphmem.time_limit import time_limit
+from graphmem.trace.naming import variables_of
 from graphmem.user_errors import hint_of, place_of
-from graphmem.virtual_device.stand_ins import asks_for_what_is_gone, stand_in_for
+from graphmem.virtual_device.stand_ins import (
+    StandIn,
+    asks_for_what_is_gone,
+    stand_in_for,
+    stand_in_named,
+)
 
 INTERRUPTED = 130
 _LONGEST = 300
@@ -197,7 +203,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _hint(error: BaseException, gpu: VirtualGpu) -> str:
-    stand_in = stand_in_for(error)
+    stand_in = stand_in_for(error) or _stand_in_told_of(error)
     if stand_in is not None and asks_for_what_is_gone(error, stand_in):
         release = f"{stand_in.distribution} {stand_in.version}"
         return f"{release} no longer has that module, nor has its stand-in"
@@ -212,6 +218,16 @@ def _hint(error: BaseException, gpu: VirtualGpu) -> str:
             "which runs over the same kernels"
         )
     return hint_of(error) or _hint_on_launcher(error) or _hint_on_extensions(error)
+
+
+def _stand_in_told_of(error: BaseException) -> StandIn | None:
+    """The stand-in for a kernel that no hub gave, or that a library says is not installed."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if frame.f_code.co_name == "get_kernel" and package == "kernels":
+            return stand_in_named(str(variables_of(frame).get("repo_id", "")))
+    told = isinstance(error, ImportError) and error.name is None
+    return stand_in_named(str(error)) if told else None
 
 
 def _hint_on_launcher(error: BaseException) -> str:

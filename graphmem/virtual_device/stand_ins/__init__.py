@@ -9,17 +9,18 @@ nothing.
     any package can provide one.
 (2) Installed modules stay: only those that cannot be found are replaced. If flash-attn's Python
     part is installed without its extension, that part runs over the stand-in's kernels.
+(3) `kernels.get_kernel` is an exception: what it would download is for a card (hub_kernels.py).
 """
 
 from __future__ import annotations
 
 import dis
 import importlib.util
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from dataclasses import dataclass, field
 from importlib.metadata import Distribution, DistributionFinder, EntryPoint, entry_points
 from pathlib import Path
 from traceback import walk_tb
@@ -29,6 +30,8 @@ from typing import Any, NoReturn
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.messages import NoStandInPartError, UnknownStandInError
 from graphmem.virtual_device.package_releases import check_release
+from graphmem.virtual_device.stand_ins.hub_kernels import plain, serving
+from graphmem.virtual_device.stand_ins.modules import is_made, made
 
 GROUP = "graphmem.stand_ins"
 
@@ -46,6 +49,8 @@ class StandIn:
         install: the command that installs the package's Python part without its kernels.
         around: a context that is open while the modules can be imported.
         gone: modules of earlier releases that `version` has not.
+        hub: the module that replaces a kernel of Hugging Face's hub, by the kernel's plain name
+            (`hub_kernels.plain`).
     """
 
     distribution: str
@@ -56,6 +61,7 @@ class StandIn:
     install: str | None = None
     around: Callable[[], AbstractContextManager[None]] = nullcontext
     gone: frozenset[str] = frozenset()
+    hub: Mapping[str, str] = field(default_factory=dict)
 
 
 def find(names: Iterable[str]) -> list[StandIn]:
@@ -84,6 +90,14 @@ def stand_in_for(error: BaseException) -> StandIn | None:
         if package in known:
             return known[package].load()  # type: ignore[no-any-return]
     return None
+
+
+def stand_in_named(text: str) -> StandIn | None:
+    """The stand-in for a package or a kernel of Hugging Face's hub that a text names, if any."""
+    words = {plain(word) for word in re.findall(r"[\w-]+", text)}
+    stand_ins: Iterator[StandIn] = (point.load() for point in _known().values())
+    names = ((each, {plain(each.distribution), *each.hub}) for each in stand_ins)
+    return next((each for each, called in names if called & words), None)
 
 
 def asks_for_what_is_gone(error: BaseException, stand_in: StandIn) -> bool:
@@ -119,10 +133,9 @@ def standing_in(stand_ins: Iterable[StandIn], gpu: Gpu) -> Iterator[None]:
     """Make the modules of stand-ins importable while the context is open."""
     with ExitStack() as stack:
         for each in stand_ins:
+            modules = each.modules(gpu)
             given = {
-                name: _module(name, held)
-                for name, held in each.modules(gpu).items()
-                if not _is_installed(name)
+                name: made(name, held) for name, held in modules.items() if not _is_installed(name)
             }
             stack.callback(_forget, given)
             sys.modules.update(given)
@@ -132,9 +145,11 @@ def standing_in(stand_ins: Iterable[StandIn], gpu: Gpu) -> Iterator[None]:
                 if parent:
                     setattr(given[parent], last, module)
             if each.distribution in given:
-                finder = _Metadata(each)
+                finder = _Metadata(each, {name.partition(".")[0] for name in given})
                 sys.meta_path.append(finder)
                 stack.callback(sys.meta_path.remove, finder)
+            functions = {kernel: modules[name] for kernel, name in each.hub.items()}
+            stack.enter_context(serving(each.distribution, functions))
         yield
 
 
@@ -177,16 +192,8 @@ def _is_installed(name: str) -> bool:
     top = name.partition(".")[0]
     module = sys.modules.get(top)
     if module is not None:
-        return not hasattr(module, "__graphmem_stand_in__")
+        return not is_made(module)
     return importlib.util.find_spec(top) is not None
-
-
-def _module(name: str, held: Mapping[str, Any]) -> ModuleType:
-    module = ModuleType(name)
-    module.__spec__ = ModuleSpec(name, None, is_package=True)
-    module.__path__ = []
-    vars(module).update(held, __graphmem_stand_in__=True)
-    return module
 
 
 def _forget(given: Mapping[str, ModuleType]) -> None:
@@ -198,8 +205,8 @@ def _forget(given: Mapping[str, ModuleType]) -> None:
 class _Metadata(DistributionFinder):
     """Claims that a package is installed: libraries check its version before they import it."""
 
-    def __init__(self, stand_in: StandIn) -> None:
-        self._stand_in = stand_in
+    def __init__(self, stand_in: StandIn, packages: Iterable[str]) -> None:
+        self._stand_in, self._packages = stand_in, sorted(packages)
 
     def find_spec(self, *args: Any) -> None:
         """Find no module."""
@@ -210,21 +217,20 @@ class _Metadata(DistributionFinder):
         """Yield the package, if it or every package is asked for."""
         name = None if context is None else context.name
         if name is None or _same(name, self._stand_in.distribution):
-            yield _Distribution(self._stand_in)
+            yield _Distribution(self._stand_in, self._packages)
 
 
 class _Distribution(Distribution):
-    def __init__(self, stand_in: StandIn) -> None:
-        self._stand_in = stand_in
+    def __init__(self, stand_in: StandIn, packages: Sequence[str]) -> None:
+        self._texts = {
+            "METADATA": "Metadata-Version: 2.1\n"
+            f"Name: {stand_in.distribution}\nVersion: {stand_in.version}\n",
+            "top_level.txt": "\n".join(packages),  # for `packages_distributions`
+        }
 
     def read_text(self, filename: str) -> str | None:
-        """The package's name and version."""
-        if filename != "METADATA":
-            return None
-        return (
-            f"Metadata-Version: 2.1\nName: {self._stand_in.distribution}\n"
-            f"Version: {self._stand_in.version}\n"
-        )
+        """The package's name and version, or its modules."""
+        return self._texts.get(filename)
 
     def locate_file(self, path: Any) -> Any:
         """The path itself: there are no files."""

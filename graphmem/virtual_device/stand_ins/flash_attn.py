@@ -225,4 +225,5 @@ STAND_IN = StandIn(
     oldest="2.7.0",
     install=_INSTALL,
     gone=frozenset({"flash_attn.flash_attention"}),  # of version 1
+    hub=dict.fromkeys(("flashattn", "flashattn2", "flashattention2"), "flash_attn"),
 )

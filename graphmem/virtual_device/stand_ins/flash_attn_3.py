@@ -1,10 +1,9 @@
-"""FlashAttention 3 where it is not installed: `flash_attn_interface`, and Hugging Face's `kernels`.
+"""FlashAttention 3 where it is not installed: `flash_attn_interface`.
 
 Its two operators are registered as the package registers them, with the same schemas and shape
 rules, so that Dynamo, AOTAutograd and Inductor treat them like the package's
 (hopper/flash_attn_interface.py of flash-attention, as of 2026-08-15); the kernels' allocations are
-in passes/kernels/flash_attention_3.py. `kernels.get_kernel` returns the module to programs that
-would otherwise download it from a hub.
+in passes/kernels/flash_attention_3.py.
 
 Not covered: functions for generation (`flash_attn_with_kvcache`, `flash_attn_combine`, scheduler
 metadata).
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 
 from graphmem.gpus import Gpu
-from graphmem.virtual_device.messages import NoStandInPartError
 from graphmem.virtual_device.stand_ins import StandIn, lacking
 from graphmem.virtual_device.stand_ins.flash_attn_3_tiles import (
     mask_of,
@@ -376,18 +374,11 @@ def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
         "flash_attn_varlen_func": flash_attn_varlen_func,
     }
     interface.update(lacking("flash_attn_3", ("flash_attn_with_kvcache", "flash_attn_combine")))
-
-    def get_kernel(repo_id: str, *args: Any, **options: Any) -> Any:
-        plain = repo_id.lower().replace("-", "").replace("_", "")
-        if not plain.endswith(("flashattn3", "flashattention3")):
-            raise NoStandInPartError("flash_attn_3", f"kernel {repo_id}")
-        return SimpleNamespace(**interface, flash_attn_interface=SimpleNamespace(**interface))
-
+    interface["flash_attn_interface"] = SimpleNamespace(**interface)  # of the hub's kernel
     return {
         "flash_attn_3": {"__version__": STAND_IN.version},
         "flash_attn_interface": interface,
         "flash_attn_3.flash_attn_interface": interface,
-        "kernels": {"get_kernel": get_kernel},
     }
 
 
@@ -396,4 +387,5 @@ STAND_IN = StandIn(
     version="3.0.0",
     source="flash-attention, hopper/flash_api.cpp and flash_attn_interface.py as of 2026-08-15",
     modules=_modules,
+    hub=dict.fromkeys(("flashattn3", "flashattention3"), "flash_attn_interface"),
 )
