@@ -126,6 +126,15 @@ def test_the_package_runs_as_a_module() -> None:
     assert finished.returncode == 0
 
 
+def test_a_file_named_as_a_module_of_the_library_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`-m` puts the folder on Python's path; the command `graphmem` does not."""
+    (tmp_path / "secrets.py").write_text("raise RuntimeError('a file of the user')")
+    monkeypatch.chdir(tmp_path)
+    assert run_process("-m", "graphmem", "gpus").returncode == 0
+
+
 def test_the_exit_code_reaches_the_shell() -> None:
     assert run_process("-m", "graphmem", "no-such-command").returncode == 2
 
