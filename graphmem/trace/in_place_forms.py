@@ -100,8 +100,12 @@ _IN_FORMULA: dict[str, Forms] = {
         ),
         aten.logical_or.default: Form(aten.logical_or_.default, frozenset({aten.gt.Tensor})),
     },
-    # these add to their zeros out of place (`scatter_reduce_backward`, `index_reduce_backward`)
+    # these write into their zeros out of place (`scatter_reduce_backward`, `index_reduce_backward`,
+    # `grid_sampler_*d_double_backward`; `masked_scatter_backward` in derivatives.yaml)
+    "GridSampler2DBackwardBackward0": {},
+    "GridSampler3DBackwardBackward0": {},
     "IndexReduceBackward0": {},
+    "MaskedScatterBackwardBackward0": {},
     "ScatterReduceBackward0": {},
 }
 """The same for individual autograd nodes, for sequences that occur in their formulas only."""
@@ -116,6 +120,7 @@ _MAKERS = frozenset().union(*(form.makers | form.without_graph for form in _FORM
 WATCHED = _MAKERS.union(*_ALL)
 """The operations that `InPlaceForms` needs to see."""
 
+_PRODUCTS = (aten.mul.Tensor, aten.div.Tensor)
 _CALL = "_graphmem_call"
 
 
@@ -143,7 +148,7 @@ class InPlaceForms:
         form = _IN_PLACE.get(func)
         if node is not None:
             form = _IN_FORMULA.get(name_of(node), _IN_PLACE).get(func)
-        if form is None or self._observed or self._levels:
+        if form is None or self._observed or self._levels or _saves_first(func, args):
             return func
         makers = form.makers
         if not torch.is_grad_enabled():
@@ -156,6 +161,17 @@ class InPlaceForms:
         if func in _MAKERS:
             first = result[0] if isinstance(result, tuple) else result
             setattr(first, _CALL, Note((func, _call(node, caller))))
+
+
+def _saves_first(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether autograd saves the first argument, for the derivative by the second.
+
+    In place, it saves a clone made before (`original_self`, gen_variable_type.py): a separate
+    result takes as many bytes at the same times, the two blocks exchanged.
+    """
+    if func not in _PRODUCTS or not torch.is_grad_enabled():
+        return False
+    return getattr(args[1], "requires_grad", False)  # it may be a number
 
 
 def _call(node: Any, frame: FrameType | None) -> tuple[int | None, list[tuple[int, int]]]:

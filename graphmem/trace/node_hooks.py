@@ -132,18 +132,28 @@ class NodeHooks:
         return tensor is not None
 
     def run_before(self, node: Any, gradients: Gradients) -> None:
-        """Run pre-hooks, which see all gradients of the node [`call_pre_hooks`]."""
+        """Run pre-hooks, which see all gradients of the node [`call_pre_hooks`].
+
+        The engine has the first ones until the last hook has run [`PyFunctionPreHook`].
+        """
         hooks = self._of(node)
         if hooks is not None:
+            first = gradients[::-1]  # a list drops its last item first
             for hook in list(hooks.before.values()):
                 _replace(gradients, hook(tuple(gradients)))
+            del first
 
     def run_after(self, node: Any, outputs: Gradients, inputs: Gradients) -> None:
-        """Run post-hooks, which see the node's outputs and inputs, and may replace the former."""
+        """Run post-hooks, which see the node's outputs and inputs, and may replace the former.
+
+        The engine has the first outputs until the last hook has run [`PyFunctionPostHook`].
+        """
         hooks = self._of(node)
         if hooks is not None:
+            first = outputs[::-1]
             for hook in list(hooks.after.values()):
                 _replace(outputs, hook(tuple(outputs), tuple(inputs)))
+            del first
 
     @contextmanager
     def collecting(self) -> Iterator[None]:

@@ -6,10 +6,13 @@ kinds, and `--compile aot_eager` compiles them.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.fuzz import compiled
-from tests.fuzz.comparison import compare, program_that_runs
+from tests.fuzz.comparison import compare, program_that_runs, training_step
+from tests.support import unobserved
 
 SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed % 2 else []) for seed in range(12)]
 COMPILED_SEEDS = (0, 4, 6)
@@ -67,6 +70,59 @@ FREED_FAULTS = {
     ],
 }
 """Programs whose saved tensors were once freed in another order, reduced."""
+
+_SECOND = [
+    "slope = torch.autograd.grad(v1.square().sum(), x, create_graph=True)[0]",
+    "loss = slope.square().mean()",
+    "loss.backward()",
+]
+WIDE_FAULTS = {
+    "the second derivative of grid_sample": [
+        "v0 = F.affine_grid((x * 1)[None, :2, :3], (1, 1, 6, 6), align_corners=False)",
+        "v1 = F.grid_sample((x * 1)[None, None], v0, align_corners=False)",
+        *_SECOND,
+    ],
+    "several hooks before a node": [
+        "v0 = x * 1",
+        *["v0.grad_fn.register_prehook(lambda go: doubled(go))"] * 2,
+        "loss = v0.square().mean()",
+        "loss.backward()",
+    ],
+    "several hooks after a node": [
+        "v0 = x * 1",
+        *["v0.grad_fn.register_hook(lambda gi, go: doubled(gi))"] * 2,
+        "loss = v0.square().mean()",
+        "loss.backward()",
+    ],
+}
+"""Wide programs that were once traced wrongly."""
+UNOBSERVED_FAULTS = {
+    "a target's second derivative by the binary cross entropy": [  # in the other of two blocks
+        "v0 = x.sigmoid()",
+        "v1 = F.binary_cross_entropy(v0, 1 - v0)",
+        *_SECOND,
+    ],
+    "the second derivative of masked_scatter": [  # an observed run sees one operation
+        "v1 = (x * 1).masked_scatter(torch.ones(6, 6, dtype=torch.bool), x * 2)",
+        *_SECOND,
+    ],
+}
+"""The same, where only an unobserved run's sizes can be compared."""
+
+
+@pytest.mark.parametrize("lines", WIDE_FAULTS.values(), ids=WIDE_FAULTS)
+def test_a_wide_program_that_was_wrong_is_traced_as_it_runs(lines: list[str]) -> None:
+    outcome = compare(lines, wide=True)
+    assert outcome.verdict == "equal", outcome.details
+
+
+@pytest.mark.parametrize("lines", UNOBSERVED_FAULTS.values(), ids=UNOBSERVED_FAULTS)
+def test_a_wide_program_takes_as_many_bytes_as_it_does(lines: list[str]) -> None:
+    make = partial(training_step, lines, wide=True)
+    real, traced = unobserved.profiled_events(make, 2), unobserved.traced_events(make, 2)
+    assert [(each.kind, each.nbytes) for each in traced] == [
+        (each.kind, each.nbytes) for each in real
+    ]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
