@@ -4,8 +4,7 @@ Time is counted in *ticks*: every operation, allocation and change of ownership 
 so any two of them are ordered. A storage is alive from its birth until its last owner releases it;
 nothing else determines its death.
 
-This module depends on `nodes` alone: the tracer fills it, passes annotate it, the simulator reads
-it.
+This module depends on `nodes` alone: the tracer fills it, passes annotate it, simulators read it.
 """
 
 from __future__ import annotations
@@ -329,6 +328,7 @@ class Assumption:
 
     Attributes:
         ops: the operations that it concerns, by index, if a pass found it; they are not saved.
+        highest: the peak in bytes if it does not hold, where that is known.
     """
 
     what: str
@@ -337,6 +337,7 @@ class Assumption:
     source: Source | None
     times: int = 1
     ops: tuple[int, ...] = ()
+    highest: int | None = None
 
 
 @dataclass(slots=True)

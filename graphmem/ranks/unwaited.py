@@ -131,6 +131,7 @@ class Unwaited:
                 f"{format_both(most)} may be held until the one after that{peak}",
                 "NCCL's watchdog thread decides when",
                 None,
+                highest,
             )
 
     def _gone_early(self) -> Iterator[list[tuple[int, Storage, int]]]:

@@ -71,10 +71,7 @@ class _Reader:
             storages=[self.storage(*each) for each in enumerate(tables.storages)],
             phases=[_phase(each) for each in tables.phases],
             marks=[Mark(each.name, each.step, each.tick) for each in tables.marks],
-            assumptions=[
-                Assumption(each.what, each.value, each.why, self._source(each.source), each.times)
-                for each in tables.assumptions
-            ],
+            assumptions=[self._assumption(each) for each in tables.assumptions],
             modules=tables.modules,
             parameters=tables.parameters,
             tied=tables.tied,
@@ -117,6 +114,10 @@ class _Reader:
         _at(self._tables.storages, row.storage)
         by = Referrer(row.name, self._source(row.source))
         return row.storage, Retention(by, row.through_graph)
+
+    def _assumption(self, row: rows.AssumptionRow) -> Assumption:
+        told = (row.what, row.value, row.why, self._source(row.source))
+        return Assumption(*told, row.times, highest=row.highest)
 
     def _source(self, index: int | None) -> Source | None:
         return None if index is None else _at(self._sources, index)

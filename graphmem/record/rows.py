@@ -143,6 +143,7 @@ class AssumptionRow(Row):
     why: str
     source: int | None
     times: int
+    highest: int | None = None
 
 
 class OperatorRow(Row):

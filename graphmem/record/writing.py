@@ -107,7 +107,8 @@ class _Writer:
 
     def _assumption(self, each: Assumption) -> rows.AssumptionRow:
         source = self._source(each.source)
-        return rows.AssumptionRow(each.what, each.value, each.why, source, each.times)
+        told = (each.what, each.value, each.why)
+        return rows.AssumptionRow(*told, source, each.times, each.highest)
 
     def _source(self, source: Source | None) -> int | None:
         if source is None:

@@ -11,7 +11,7 @@ from rich.text import Text
 from graphmem.compiled_code import GRAPHS_LEFT_OUT, PADDING
 from graphmem.report import collector_words
 from graphmem.report.advice_info import BatchInfo, ChangeInfo
-from graphmem.report.schema import GROWTH, OnCard, Peak, Refusal, Report
+from graphmem.report.schema import GROWTH, AssumptionInfo, OnCard, Peak, Refusal, Report
 from graphmem.torch_releases.assumed import above_the_kernels
 from graphmem.units import counted, format_both, format_bytes, format_exact
 
@@ -64,8 +64,11 @@ def headline(report: Report) -> Text:
     assert card is not None
     title = f"{report.runtime.title} ({format_bytes(report.runtime.memory)})"
     doubt = ""
+    more = max((highest - report.peak.allocated for _, highest in _otherwise(report)), default=0)
     if collector_words.fits_by_chance(report, card):
         doubt = f", but not if {collector_words.COLLECTOR} comes late"
+    elif more > card.margin >= 0:
+        doubt = f", but may not: {format_bytes(more)} more may be allocated"
     elif card.within_estimate or collector_words.fits_narrowly(report, card):
         doubt = ", but within the uncertainty of the available memory"
     if card.refused is None:
@@ -216,10 +219,19 @@ def bounds_in_words(report: Report) -> Iterator[str]:
             "leaves out CUDA graphs and the pool that they keep; "
             "`graphmem analyze` and `graphmem run` of the same target follow them"
         )
+    for each, highest in _otherwise(report):
+        yield f"may be {format_both(highest)}, for {each.what} (below): {each.why}"
     for each in report.assumptions:
         if each.at_peak:
             yield f"includes an estimate, {each.what}: {each.value}; {each.why}"
     yield from collector_words.at_peak(report)
+
+
+def _otherwise(report: Report) -> Iterator[tuple[AssumptionInfo, int]]:
+    """The assumptions without which the peak is known to be higher, and how high it then is."""
+    for each in report.assumptions:
+        if each.highest and each.highest > report.peak.allocated:
+            yield each, each.highest
 
 
 def host_in_words(report: Report) -> list[str]:

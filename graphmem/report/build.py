@@ -115,6 +115,7 @@ def _assumptions(
             each.times,
             _text(each.source.called_from) if each.source is not None else None,
             True if op is not None and op.index in each.ops else UNSET,
+            UNSET if each.highest is None else each.highest,
         )
         for each in assumed
     ]

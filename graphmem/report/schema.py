@@ -251,6 +251,7 @@ class AssumptionInfo(msgspec.Struct, frozen=True):
     Attributes:
         at_peak: whether it is about memory of the operation at the peak; else absent from JSON,
             and false.
+        highest: the peak in bytes if it does not hold; absent from JSON where that is not known.
     """
 
     what: str
@@ -260,6 +261,7 @@ class AssumptionInfo(msgspec.Struct, frozen=True):
     times: int
     called_from: str | None = None
     at_peak: bool | msgspec.UnsetType = msgspec.UNSET
+    highest: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Findings(msgspec.Struct, frozen=True):

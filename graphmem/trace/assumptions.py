@@ -17,8 +17,17 @@ class Assumptions:
         self.is_strict = False
         self._noted = noted
 
-    def note(self, what: str, value: str, why: str, source: Source | None) -> None:
+    def note(
+        self,
+        what: str,
+        value: str,
+        why: str,
+        source: Source | None,
+        highest: int | None = None,
+    ) -> None:
         """Note an assumption; a repeat at the same line only raises its count.
+
+        Args: those of `Assumption`.
 
         Raises:
             InputError: nothing may be assumed.
@@ -26,12 +35,19 @@ class Assumptions:
         if self.is_strict:
             where = "" if source is None else f" at {source.in_words}"
             raise StrictError(what, where, value, why)
-        self.leave_out(what, value, why, source)
+        self.leave_out(what, value, why, source, highest)
 
-    def leave_out(self, what: str, value: str, why: str, source: Source | None) -> None:
+    def leave_out(
+        self,
+        what: str,
+        value: str,
+        why: str,
+        source: Source | None,
+        highest: int | None = None,
+    ) -> None:
         """Note what differs from a run on a card, but not in its memory."""
         for known in self._noted:
             if (known.what, known.value, known.source) == (what, value, source):
                 known.times += 1
                 return
-        self._noted.append(Assumption(what, value, why, source))
+        self._noted.append(Assumption(what, value, why, source, highest=highest))

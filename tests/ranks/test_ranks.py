@@ -721,6 +721,29 @@ class TestWorlds:
         told = " ".join(done.stderr.split())
         assert "up to 1.0 MiB (1,048,576 bytes) may be held until the one after that" in told
         assert f"and the peak is then 5.0 MiB ({int(done.stdout):,} bytes)" in told
+        assert f"may be 5.0 MiB ({int(done.stdout):,} bytes), for collectives that" in told
+        assert told.startswith("fits on NVIDIA A100-SXM4-80GB (79.256 GiB) 7")
+
+    def test_the_verdict_doubts_a_card_that_gradients_held_longer_may_fill(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """1 MiB more, where half a MiB is left beside the 6 MiB that are reserved."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "torch.cuda.set_per_process_memory_fraction(6.5 / 81157)  # of an A100's MiB",
+            "weight = torch.ones(1 << 18, device='cuda', requires_grad=True)",
+            "for _ in range(3):",
+            "    (weight * weight).sum().backward()",
+            "    dist.all_reduce(weight.grad, async_op=True).get_future().wait()",
+            "    weight.grad = None",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert (
+            "fits on NVIDIA A100-SXM4-80GB (79.256 GiB), but may not: 1.0 MiB more" in done.stderr
+        )
 
     def test_a_functional_collective_holds_nothing_once_waited_for(
         self, run: Run, tmp_path: Path
