@@ -23,7 +23,7 @@ from graphmem.report.advice_info import AdviceInfo, BatchInfo
 from graphmem.report.categories import CATEGORY_COLOURS
 from graphmem.report.schema import Findings
 from graphmem.units import format_bytes
-from tests.support.browser import Open
+from tests.support.browser import Open, wait_until
 from tests.support.places import ROOT
 from tests.support.rendered import HOSTILE_NAMES, hostile_analysis, small_analysis
 
@@ -294,10 +294,11 @@ def test_neighbours_of_one_category_differ_in_colour(open_page: Open) -> None:
     """The saved activations of four layers have at least four fills."""
     browser = open_page(page(small_analysis()))
 
-    colours = browser.execute_script(COLOURS, browser.find_element(By.ID, "timeline"))
+    def purple() -> list[str]:
+        colours = browser.execute_script(COLOURS, browser.find_element(By.ID, "timeline"))
+        return [each for each in colours if is_like(each, CATEGORY_COLOURS["activation"])]
 
-    purple = [each for each in colours if is_like(each, CATEGORY_COLOURS["activation"])]
-    assert len(purple) >= 4
+    wait_until(lambda: len(purple()) >= 4)  # it is painted after the page is ready
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
