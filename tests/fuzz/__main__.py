@@ -26,7 +26,7 @@ def main() -> int:
     )
     parser.add_argument("--whole", action="store_true", help="compile each backward pass as one")
     asked = parser.parse_args()
-    in_parts = partial(compiled.compare, backend=asked.compile, whole=asked.whole)
+    in_parts = partial(compiled.compare, backend=asked.compile, whole=asked.whole, wide=asked.wide)
     judge = in_parts if asked.compile else partial(compare, wide=asked.wide)
     counts: Counter[str] = Counter()
     # Programs share nothing with this process, and scanning for it would take half the time.

@@ -7,16 +7,19 @@ other. So the CPU allocates what a card does, apart from what `ONLY_ON_ONE` list
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch._dynamo import compiled_autograd
+from torch._dynamo.exc import TorchRuntimeError
 
 from fixtures.random_program import modules_of, step_of
 from graphmem import TrainingStep
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from tests.fuzz.comparison import SIZE, Outcome
+from tests.fuzz.wide import SCOPE, wide_modules_of
 from tests.support import oracle, unobserved
 from tests.support.oracle import Event
 
@@ -33,32 +36,39 @@ ONLY_ON_ONE = {
 """What differs between the CPU and a card in the programs, and why."""
 
 
-def compare(lines: list[str], backend: str, *, whole: bool = False) -> Outcome:
+def compare(lines: list[str], backend: str, *, whole: bool = False, wide: bool = False) -> Outcome:
     """The outcome of comparing a program that is compiled by a backend.
 
     Args:
         lines: the program.
         backend: the backend's name.
         whole: whether each backward pass is compiled as a whole, by compiled autograd.
+        wide: whether it is a wide program.
     """
     left_out = [why for word, why in ONLY_ON_ONE.items() if any(word in line for line in lines)]
     if left_out:
         return Outcome("left out", left_out[0])
+    make = partial(_step, lines, backend, whole=whole, wide=wide)
     try:
-        real = _real_events(lines, backend, whole)
+        real = _real_events(make)
     except Exception as error:  # noqa: BLE001 - whatever real PyTorch rejects is not a program
         return Outcome("invalid", f"{error}".partition("\n")[0])
     try:
-        oracle.assert_equal(real, _traced_events(lines, backend, whole))
+        oracle.assert_equal(real, _traced_events(make))
     except InputError as error:
         return Outcome("refused", f"{error}")
+    except TorchRuntimeError as error:
+        if "device mismatch" not in f"{error}":
+            raise
+        return Outcome("left out", "a wide statement makes a tensor on the CPU")
     except AssertionError as error:
         return Outcome("differs", f"{error}")
     return Outcome("equal")
 
 
-def _step(lines: list[str], backend: str, device: str, whole: bool) -> TrainingStep:
-    step = step_of(lines, modules_of(SIZE).to(device), SIZE, device, backend)
+def _step(lines: list[str], backend: str, device: str, *, whole: bool, wide: bool) -> TrainingStep:
+    modules = (wide_modules_of if wide else modules_of)(SIZE).to(device)
+    step = step_of(lines, modules, SIZE, device, backend, names=SCOPE if wide else None)
     if not whole:
         return step
     compiler = partial(torch.compile, backend=backend)
@@ -70,13 +80,13 @@ def _step(lines: list[str], backend: str, device: str, whole: bool) -> TrainingS
     return TrainingStep(model=step.model, step=under_compiled_autograd)
 
 
-def _real_events(lines: list[str], backend: str, whole: bool) -> list[Event]:
+def _real_events(make: Callable[[str], TrainingStep]) -> list[Event]:
     torch._dynamo.reset()
     gc.collect()  # or the compiler collects an earlier program's tensors in the middle of this one
-    return unobserved.profiled_events(lambda: _step(lines, backend, "cpu", whole), STEPS)
+    return unobserved.profiled_events(partial(make, "cpu"), STEPS)
 
 
-def _traced_events(lines: list[str], backend: str, whole: bool) -> list[Event]:
+def _traced_events(make: Callable[[str], TrainingStep]) -> list[Event]:
     torch._dynamo.reset()
     gpu = find_gpu("h100-80gb")
-    return unobserved.traced_events(lambda: _step(lines, backend, "cuda", whole), STEPS, gpu)
+    return unobserved.traced_events(partial(make, "cuda"), STEPS, gpu)
