@@ -19,7 +19,6 @@ Not covered: several devices at once (one queue serves all), and anomaly mode on
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -36,6 +35,7 @@ from graphmem.trace.gradients import GradientRules, search_for_nan
 from graphmem.trace.graph_task import (
     GraphTask,
     Node,
+    TasksOfThread,
     captured_by,
     check_roots,
     count_dependencies,
@@ -53,14 +53,6 @@ from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.virtual_device.patching import Replacement, replaced
 
 _make_grads = torch.autograd._make_grads
-
-
-class _OfThread(threading.local):
-    """The tasks and nodes running in a thread; `GraphTask`s are thread-local in the engine, too."""
-
-    def __init__(self) -> None:
-        self.tasks: list[GraphTask] = []
-        self.nodes: list[Node] = []
 
 
 class BackwardObserver(python_functions.FunctionObserver, Protocol):
@@ -105,7 +97,7 @@ class Backward:
         self._observer = observer
         self._ids = itertools.count()
         self._order = NodeOrder()
-        self._of_thread = _OfThread()
+        self._of_thread = TasksOfThread()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -117,16 +109,10 @@ class Backward:
             self._observer.begin_backward()
             return make_grads(*args, **kwargs)
 
-        answers: list[Replacement] = [
-            (torch._C, "_current_graph_task_id", self._current_task_id),
-            (torch._C, "_current_autograd_node", self._current_node),
-            (torch._C._autograd, "_get_current_graph_task_keep_graph", self._keeps_graph),
-            (torch._C, "_will_engine_execute_node", self._will_execute),
-        ]
         replacements = [
             (variable, "_execution_engine", self),
             (torch.autograd, "_make_grads", begin_and_make_grads),
-            *whole_backward.unless_running(answers, lambda: bool(self._tasks)),
+            *whole_backward.unless_running(self._answers(), lambda: bool(self._tasks)),
             (BackwardCFunction, "maybe_clear_saved_tensors", self._clear_saved),
             *python_functions.replacements(self._observer),
         ]
@@ -139,9 +125,18 @@ class Backward:
         replacements: list[Any] = [
             (torch.autograd.Variable, "_execution_engine", self),
             (torch.autograd, "_make_grads", _make_grads),
+            *whole_backward.only_if(self._answers(), lambda: bool(self._tasks)),
         ]
         with replaced(replacements):
             yield
+
+    def _answers(self) -> list[Replacement]:
+        return [
+            (torch._C, "_current_graph_task_id", self._current_task_id),
+            (torch._C, "_current_autograd_node", self._current_node),
+            (torch._C._autograd, "_get_current_graph_task_keep_graph", self._keeps_graph),
+            (torch._C, "_will_engine_execute_node", self._will_execute),
+        ]
 
     @property
     def _tasks(self) -> list[GraphTask]:

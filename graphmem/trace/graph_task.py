@@ -6,6 +6,7 @@ python_engine.cpp; names in brackets are the engine's).
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,14 @@ class GraphTask:
             return []
         following = enumerate(edge[0] for edge in self.edges[node])
         return [i for i, next_ in following if next_ is not None and not self.executes(next_)]
+
+
+class TasksOfThread(threading.local):
+    """The calls that run in a thread, and the nodes that run for them, innermost last."""
+
+    def __init__(self) -> None:
+        self.tasks: list[GraphTask] = []
+        self.nodes: list[Node] = []
 
 
 @acts_for_the_program

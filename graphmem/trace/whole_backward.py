@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 from graphmem.trace.naming import name_saved
 from graphmem.trace.python_functions import name_of
@@ -90,15 +91,22 @@ def unless_running(
         answers: the functions of a walk.
         is_walking: whether a walk runs, perhaps within such a pass.
     """
-    for owner, name, of_walk in answers:
-        yield owner, name, _chosen(of_walk, getattr(owner, name), is_walking)
+    return only_if(answers, lambda: is_walking() or not is_running())
+
+
+def only_if(
+    replacements: Iterable[Replacement], applies: Callable[[], bool]
+) -> Iterator[Replacement]:
+    """Functions that give way to those that they replace unless they apply."""
+    for owner, name, function in replacements:
+        yield owner, name, _chosen(function, getattr(owner, name), applies)
 
 
 def _chosen(
-    of_walk: Callable[..., Any], of_engine: Callable[..., Any], is_walking: Callable[[], bool]
+    function: Callable[..., Any], otherwise: Callable[..., Any], applies: Callable[[], bool]
 ) -> Callable[..., Any]:
     def answer(*args: Any) -> Any:
-        return (of_engine if is_running() and not is_walking() else of_walk)(*args)
+        return (function if applies() else otherwise)(*args)
 
     return answer
 
@@ -113,7 +121,7 @@ def leaves_autograd_alone() -> bool:
 
 def choose_hooks(*, are_users: bool) -> None:
     """Let autograd save without hooks, unless those in force are the user's."""
-    if leaves_autograd_alone():
+    if leaves_autograd_alone() and not _compiler_traces():
         _leave_out_hooks(not are_users)
 
 
@@ -130,7 +138,8 @@ def choosing_hooks(are_users: Callable[[], bool]) -> Replacement:
     def switch_and_choose(compiler: Any, dynamic: bool) -> Any:
         _PROCESS.was_on |= compiler is not None
         is_for_none = compiler is None and not is_running()
-        _leave_out_hooks(not is_for_none and not are_users())
+        if not _compiler_traces():
+            _leave_out_hooks(not is_for_none and not are_users())
         return switch(compiler, dynamic)
 
     return engines, "set_autograd_compiler", switch_and_choose
@@ -187,6 +196,14 @@ def capturing(unwatched: Callable[[], AbstractContextManager[None]]) -> list[Rep
         return show_and_run, compiled
 
     return [(Compiler, "begin_capture", begin_unwatched), (Compiler, "end_capture", end_and_show)]
+
+
+def _compiler_traces() -> bool:
+    """Whether Dynamo or AOTAutograd traces: they leave out hooks, also those of checkpointing.
+
+    AOTAutograd turns compiled autograd off meanwhile (`compiled_autograd._disable`).
+    """
+    return TracingContext.try_get() is not None
 
 
 def _leave_out_hooks(value: bool) -> bool:

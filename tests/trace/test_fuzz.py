@@ -38,6 +38,13 @@ COMPILED_FAULTS = {
         "loss = v3.square().mean() + v1.square().mean() + v2.square().mean()",
         "loss.backward(inputs=[x])",
     ],
+    "AOTAutograd leaves out the hooks of checkpointing": [
+        "v0 = x * 1",
+        "v1 = checkpoint(torch.sin, v0, use_reentrant=False)",
+        "v2 = torch.func.grad(lambda a: (a * v1).square().sum())(v1)",
+        "loss = v2.square().mean() + v1.square().mean()",
+        "loss.backward()",
+    ],
 }
 """Programs that were once traced wrongly, reduced."""
 
