@@ -59,7 +59,7 @@ def tensors_within(value: Any, depth: int = _DEPTH) -> Iterator[tuple[str, torch
         for key, each in dict.items(value):
             yield from _suffixed(subscript(key), each, depth)
     elif depth and is_foreign(value):
-        for name, each in vars(value).items():
+        for name, each in attributes_of(value).items():
             yield from _suffixed(f".{name}", each, depth)
 
 
@@ -87,7 +87,7 @@ def _suffixed(suffix: str, value: Any, depth: int) -> Iterator[tuple[str, torch.
 
 
 def _below(value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, each in vars(value).items():
+    for name, each in attributes_of(value).items():
         if isinstance(each, torch.Tensor):
             yield name, each
         elif depth > 1 and is_foreign(each):
@@ -103,9 +103,15 @@ def is_foreign(value: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_foreign_kind(kind: Any) -> bool:
-    """Whether a class is a library's, and its instances have attributes."""
+    """Whether a class is a library's, and its instances may have attributes."""
     is_known = issubclass(kind, (torch.nn.Module, torch.Tensor, FakeTensorMode, type))
     if is_known or not kind.__dictoffset__:
         return False
     module: str = kind.__module__
     return module.partition(".")[0] not in _OF_PYTORCH
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """An object's attributes; a `TypeVar` of Python 3.12, and some proxies, have no `__dict__`."""
+    attributes: dict[str, Any] = getattr(value, "__dict__", {})
+    return attributes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
+import pytest
 import torch
 
 from graphmem.live.gpu import VirtualGpu
@@ -119,3 +121,28 @@ def test_parameters_keep_their_names_in_storages_that_replace_theirs(virtual_gpu
     found = owners(gpu)
     named = {name for name, kind in found.items() if kind in ("parameter", "gradient")}
     assert named == {"0.weight", "0.bias", "0.weight.grad", "0.bias.grad"}
+
+
+class Unbound:
+    """A proxy that stands for nothing yet, as Werkzeug's have no attributes outside a request."""
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        raise AttributeError
+
+
+Unbound.__module__ = "library.proxies"
+
+
+@pytest.mark.parametrize("bare", [TypeVar("bare"), Unbound()], ids=["TypeVar", "proxy"])
+def test_an_object_without_attributes_is_looked_into(bare: Any, virtual_gpu: Card) -> None:
+    """A `TypeVar` of Python 3.12 has none, though `TypeVar.__dictoffset__` says that it may."""
+    with pytest.raises(TypeError):
+        vars(Unbound())
+    gpu = virtual_gpu("a100")
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256)).to("cuda")
+    model.types = [bare]  # type: ignore[assignment]
+    model.type = bare
+    model(torch.ones(2, 256, device="cuda")).sum().backward()
+
+    assert owners(gpu)["0.weight"] == "parameter"
