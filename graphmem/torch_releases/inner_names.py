@@ -83,11 +83,10 @@ INNER_NAMES = (
     Names(
         "torch.utils.checkpoint._CheckpointFrame",
         "save_inputs",
-        "the inputs that checkpoints save",
-        "checkpointing",
-        since=(2, 12),
+        *("the inputs that checkpoints save", "checkpointing", (2, 12)),
     ),
     Names("torch.utils.checkpoint", "_NoopSaveInputs", "the same", "checkpointing", before=(2, 12)),
+    Names("torch.utils.checkpoint._VersionWrapper", "__init__", "selective ones", "their results"),
     Names("torch._C", "_increment_version", "noticing in-place writes", "errors about them"),
     Names("torch.autograd.profiler.profile", "__init__", "profilers", "programs that profile"),
     # tensors and their memory

@@ -112,7 +112,7 @@ class SavedTensorHooks:
             yield
 
         replacements = [
-            *checkpoints.replacements(),
+            *checkpoints.replacements(self._recorder),
             *self._leaves.replacements(),
             (manager, "__enter__", enter_wrapped),
             (manager, "__exit__", leave_wrapped),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from graphmem.live.gpu import VirtualGpu
 
@@ -146,3 +148,21 @@ def test_an_object_without_attributes_is_looked_into(bare: Any, virtual_gpu: Car
     model(torch.ones(2, 256, device="cuda")).sum().backward()
 
     assert owners(gpu)["0.weight"] == "parameter"
+
+
+def test_a_selective_checkpoint_saves_the_results_that_it_keeps(virtual_gpu: Card) -> None:
+    """The product of each block, of 1,024 x 256 x 4 bytes."""
+    gpu = virtual_gpu("a100")
+    blocks = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(4)]
+    torch.nn.Sequential(*blocks).to("cuda")
+    chosen = [torch.ops.aten.addmm.default]
+    contexts = functools.partial(create_selective_checkpoint_contexts, chosen)
+    hidden = torch.ones(1024, 256, device="cuda")
+    for block in blocks:
+        hidden = checkpoint(block, hidden, use_reentrant=False, context_fn=contexts)
+    loss = hidden.sum()
+
+    held = [each for each in gpu.report().at_peak.holders if "a selective" in each.reason]
+    assert [each.category for each in held] == ["activation"] * 4
+    assert {each.bytes for each in held} == {1024 * 256 * 4}
+    loss.backward()
