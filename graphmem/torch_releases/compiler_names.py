@@ -233,6 +233,12 @@ COMPILER_NAMES = (
         _COMPILED,
     ),
     Names(
+        "torch._inductor.select_algorithm.AlgorithmSelectorCache",
+        "get_inputs",
+        "naming what is made to choose between kernels",
+        _COMPILED,
+    ),
+    Names(
         "torch._inductor.runtime.benchmarking.TritonBenchmarker",
         "benchmark_gpu",
         "choices between kernels",

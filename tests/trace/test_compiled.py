@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import graphmem
-from graphmem import TrainingStep
+from graphmem import Report, TrainingStep
 from graphmem.torch_releases import installed_release
 from graphmem.virtual_device.libraries import triton
 from tests.conftest import Outcome
@@ -301,18 +301,29 @@ def test_a_result_of_another_shape_than_its_buffer_is_no_view() -> None:
         assert (product.shape, product._base) == ((1, 64, 8), None)
 
 
-def assumed_of_autotuning(gpu: str) -> bool:
+def report_of_autotuning(gpu: str) -> Report:
     def step() -> None:
         a, b = torch.randn(2, 512, 512, device="cuda").unbind()
         torch.compile(torch.mm, mode="max-autotune-no-cudagraphs")(a, b)
 
-    report = graphmem.analyze(lambda: TrainingStep(step=step), gpu=gpu, steps=1)
+    return graphmem.analyze(lambda: TrainingStep(step=step), gpu=gpu, steps=1)
+
+
+def assumed_of_autotuning(report: Report) -> bool:
     return "which kernels max-autotune chooses" in {each.what for each in report.assumptions}
 
 
 def test_max_autotune_reports_what_only_a_card_knows() -> None:
-    """fixtures/cuda/scripts/mlp_autotune: a step that compares kernels peaks higher."""
-    assert assumed_of_autotuning("h100-80gb")
+    """fixtures/cuda/scripts/mlp_autotune: a step that compares kernels peaks higher.
+
+    At the peak, its kernels have two operands and a result of their own (`get_inputs`,
+    torch/_inductor/select_algorithm.py).
+    """
+    report = report_of_autotuning("h100-80gb")
+
+    assert assumed_of_autotuning(report)
+    reasons = [each.reason for each in report.at_peak.holders if each.bytes == 4 * 512 * 512]
+    assert reasons == ["made while Inductor times kernels"] * 3
 
 
 def test_coordinate_descent_tries_configurations_that_nobody_compiles() -> None:
@@ -386,10 +397,10 @@ def test_the_compiler_forgets_a_card_though_its_functions_are_frozen() -> None:
 
     A server freezes its objects before it forks.
     """
-    assert not assumed_of_autotuning("t4")
+    assert not assumed_of_autotuning(report_of_autotuning("t4"))
     gc.freeze()
 
-    assert assumed_of_autotuning("h100-80gb")
+    assert assumed_of_autotuning(report_of_autotuning("h100-80gb"))
 
 
 def test_dynamo_leaves_graphmem_alone_though_its_functions_are_frozen() -> None:

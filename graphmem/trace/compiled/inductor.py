@@ -6,8 +6,8 @@ imports from `torch._C` make tensors on the virtual card.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
 import torch
@@ -54,6 +54,7 @@ def replacements(
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
     from torch._inductor.runtime import triton_helpers
     from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
     def leave_out_graph(devices: Any) -> str:
         unknowns.graphs_left_out()
@@ -64,6 +65,11 @@ def replacements(
             unknowns.tunes()
         return _benchmark(unknowns, recorder, *args, **kwargs)
 
+    def get_inputs(*args: Any, **kwargs: Any) -> Any:
+        with _named(recorder):
+            return inputs_of(*args, **kwargs)
+
+    inputs_of = AlgorithmSelectorCache.get_inputs  # the operands of the products that are timed
     folder = UniformValueConstantFolder
     return [
         (folder, "__init__", _on_host(folder.__init__)),  # what is multiplied by zero
@@ -75,6 +81,7 @@ def replacements(
         # Which of the two is used is decided when their module is imported.
         (InductorBenchmarker, "benchmark_gpu", benchmark),
         (TritonBenchmarker, "benchmark_gpu", benchmark),
+        (AlgorithmSelectorCache, "get_inputs", staticmethod(get_inputs)),
         (pad_mm, "no_dispatch", recorded),
         (
             TritonScheduling,
@@ -266,12 +273,19 @@ def _benchmark(
 
     All candidates are equally fast here, so the first is chosen.
     """
+    with _named(recorder):
+        run_timed(function, _flushed_bytes(unknowns))
+    return 1.0
+
+
+@contextmanager
+def _named(recorder: Recorder) -> Iterator[None]:
+    """Name what is made meanwhile, even if a benchmark runs out of memory."""
     first = len(recorder.graph.ops)
     try:
-        run_timed(function, _flushed_bytes(unknowns))
-    finally:  # a benchmark may run out of memory
+        yield
+    finally:
         recorder.label_since(first, "made while Inductor times kernels")
-    return 1.0
 
 
 def _flushed_bytes(unknowns: Unknowns) -> int:
