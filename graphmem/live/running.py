@@ -33,6 +33,8 @@ _LONGEST = 300
 """The most characters of an error's message in the last line."""
 _BUILDS = "torch/utils/cpp_extension.py"
 """What compiles a program's extensions (`torch.utils.cpp_extension.load`)."""
+_ASK_THE_DRIVER = frozenset({"cupy", "cupy_backends", "numba", "pycuda", "warp"})
+"""Libraries with kernels of their own: they ask CUDA's driver for a card, not PyTorch."""
 _ASKS_MPI = "deepspeed/comm/comm.py"
 """`init_distributed` without RANK, LOCAL_RANK, MASTER_ADDR, … (`mpi_discovery`)."""
 _LACKS_RANK = "env:// rendezvous: environment variable "
@@ -242,14 +244,17 @@ def _hint_on_launcher(error: BaseException) -> str:
 
 
 def _hint_on_extensions(error: BaseException) -> str:
-    """What to say if the program failed to compile code of its own."""
-    frames = traceback.walk_tb(error.__traceback__)
-    if not any(each.f_code.co_filename.endswith(_BUILDS) for each, _ in frames):
+    """What to say if the program has kernels of its own, or those of another library."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(each.f_code.co_filename.endswith(_BUILDS) for each in frames):
+        return (
+            "CUDA code that a program compiles does not run on the virtual card, and what it "
+            "allocates is not known"
+        )
+    library = frames[-1].f_globals.get("__name__", "").partition(".")[0] if frames else ""
+    if library not in _ASK_THE_DRIVER:
         return ""
-    return (
-        "CUDA code that a program compiles does not run on the virtual card, and what it allocates "
-        "is not known"
-    )
+    return f"{library} asks CUDA's driver for a card, and the virtual one is PyTorch's alone"
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -144,6 +144,17 @@ def test_code_that_a_program_compiles_for_the_card_is_said_not_to_run(
     assert "CUDA code that a program compiles does not run on the virtual card" in outcome.stderr
 
 
+def test_a_library_with_a_driver_of_its_own_is_said_to_find_no_card(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """As TorchMD-Net's search for neighbours: Warp has a list of the driver's cards, empty here."""
+    (tmp_path / "warp.py").write_text("def stream_from_torch(device):\n    return [][0]\n")
+    script = tmp_path / "script.py"
+    script.write_text("import warp\nwarp.stream_from_torch('cuda')\n")
+    outcome = run_graphmem("run", str(script))
+    assert "warp asks CUDA's driver for a card" in outcome.stderr
+
+
 def test_deepspeed_without_a_launcher_is_told_what_sets_its_rank(
     run_graphmem: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
