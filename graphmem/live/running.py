@@ -33,8 +33,8 @@ _LONGEST = 300
 """The most characters of an error's message in the last line."""
 _BUILDS = "torch/utils/cpp_extension.py"
 """What compiles a program's extensions (`torch.utils.cpp_extension.load`)."""
-_ASK_THE_DRIVER = frozenset({"cupy", "cupy_backends", "numba", "pycuda", "warp"})
-"""Libraries with kernels of their own: they ask CUDA's driver for a card, not PyTorch."""
+_ASK_THE_DRIVER = frozenset({"cupy", "cupy_backends", "numba", "pycuda", "pynvml", "warp"})
+"""Libraries that ask NVIDIA's driver for a card, not PyTorch."""
 _ASKS_MPI = "deepspeed/comm/comm.py"
 """`init_distributed` without RANK, LOCAL_RANK, MASTER_ADDR, … (`mpi_discovery`)."""
 _LACKS_RANK = "env:// rendezvous: environment variable "
@@ -198,7 +198,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     """An error, and those during which it was raised."""
     chain: list[BaseException] = []
     at: BaseException | None = error
-    while at is not None and at not in chain:
+    while at is not None and all(at is not each for each in chain):  # NVML's have their own `==`
         chain.append(at)
         at = at.__cause__ or at.__context__
     return chain
@@ -244,7 +244,7 @@ def _hint_on_launcher(error: BaseException) -> str:
 
 
 def _hint_on_extensions(error: BaseException) -> str:
-    """What to say if the program has kernels of its own, or those of another library."""
+    """What to say if the program asks for more of a card than PyTorch does."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any(each.f_code.co_filename.endswith(_BUILDS) for each in frames):
         return (
@@ -254,7 +254,7 @@ def _hint_on_extensions(error: BaseException) -> str:
     library = frames[-1].f_globals.get("__name__", "").partition(".")[0] if frames else ""
     if library not in _ASK_THE_DRIVER:
         return ""
-    return f"{library} asks CUDA's driver for a card, and the virtual one is PyTorch's alone"
+    return f"{library} asks NVIDIA's driver for a card, and the virtual one is PyTorch's alone"
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -144,15 +144,33 @@ def test_code_that_a_program_compiles_for_the_card_is_said_not_to_run(
     assert "CUDA code that a program compiles does not run on the virtual card" in outcome.stderr
 
 
-def test_a_library_with_a_driver_of_its_own_is_said_to_find_no_card(
-    run_graphmem: Callable[..., Outcome], tmp_path: Path
+NVML = """
+class NVMLError(Exception):
+    value = 12
+    def __eq__(self, other):
+        return self.value == other.value
+
+def begin():
+    try:
+        raise OSError
+    except OSError:
+        raise NVMLError("NVML Shared Library Not Found")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("warp", "def begin():\n    return [][0]\n"), ("pynvml", NVML)]
+)
+def test_a_library_that_asks_the_driver_is_said_to_find_no_card(
+    name: str, text: str, run_graphmem: Callable[..., Outcome], tmp_path: Path
 ) -> None:
-    """As TorchMD-Net's search for neighbours: Warp has a list of the driver's cards, empty here."""
-    (tmp_path / "warp.py").write_text("def stream_from_torch(device):\n    return [][0]\n")
+    """TorchMD-Net's search for neighbours asks Warp, NVIDIA's Transformer-XL `nvmlInit`."""
+    (tmp_path / f"{name}.py").write_text(text)
     script = tmp_path / "script.py"
-    script.write_text("import warp\nwarp.stream_from_torch('cuda')\n")
+    script.write_text(f"import {name}\n{name}.begin()\n")
     outcome = run_graphmem("run", str(script))
-    assert "warp asks CUDA's driver for a card" in outcome.stderr
+    assert outcome.exit_code == 1
+    assert f"{name} asks NVIDIA's driver for a card" in outcome.stderr
 
 
 def test_deepspeed_without_a_launcher_is_told_what_sets_its_rank(
