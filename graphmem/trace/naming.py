@@ -92,6 +92,12 @@ def name_model(recorder: Recorder, model: torch.nn.Module, root: str = "") -> No
                 recorder.identify(tensor, OwnerKind.BUFFER, whole)
 
 
+def name_models(recorder: Recorder, location: Location) -> None:
+    """Name what models hold, each with its name."""
+    for name, model in location.roots:
+        name_model(recorder, model, name)
+
+
 def _name_parts(
     recorder: Recorder, kind: OwnerKind, named: Sequence[tuple[str, torch.Tensor]], suffix: str
 ) -> None:
@@ -150,11 +156,12 @@ def name_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None
                     recorder.identify(tensor, OwnerKind.OPTIMIZER_STATE, f"{name}.{key}{path}")
 
 
-def trains_anything_new(recorder: Recorder, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a parameter has another storage by now, as after `parameter.data = other`."""
+def name_replaced(recorder: Recorder, location: Location, optimizer: torch.optim.Optimizer) -> None:
+    """Name a model again if a parameter has another storage, as after `parameter.data = other`."""
     trained = (each for group in optimizer.param_groups for each in group["params"])
     storages = (recorder.storage_of(each) for each in trained)
-    return any(each is not None and recorder.variable_of(each) is not None for each in storages)
+    if any(each is not None and recorder.variable_of(each) is not None for each in storages):
+        name_models(recorder, location)
 
 
 def _name_trained(recorder: Recorder, parameter: torch.Tensor, place: str) -> str:

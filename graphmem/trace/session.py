@@ -350,16 +350,16 @@ class Session:
             if torch.compiler.is_compiling() and _breaks_graphs(optimizer):
                 torch._dynamo.graph_break()
             known = self._optimizers.get(id(optimizer), lambda: None)
-            is_new = known() is not optimizer
-            if is_new or naming.trains_anything_new(self.recorder, optimizer):
+            if known() is not optimizer:
                 self._optimizers[id(optimizer)] = weakref.ref(optimizer)
-                for name, model in self.location.roots:
-                    naming.name_model(self.recorder, model, name)
+                naming.name_models(self.recorder, self.location)
+            naming.name_replaced(self.recorder, self.location, optimizer)
             if _has_gradients(optimizer):
                 naming.name_optimizer(self.recorder, optimizer)
             self.recorder.phases.optimizer_steps()
 
         def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            naming.name_replaced(self.recorder, self.location, optimizer)
             naming.name_optimizer(self.recorder, optimizer)
             self.optimizer_stepped()
 

@@ -24,7 +24,7 @@ from graphmem.trace.closed_over import labels_in_place
 from graphmem.trace.holders import holders_of
 from graphmem.trace.loop import TrainingLoop
 from graphmem.trace.messages import InferenceOfOwnLoopError
-from graphmem.trace.naming import name_model
+from graphmem.trace.naming import name_models
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.reference_models import ReferenceModels
 from graphmem.trace.root_names import RootNames
@@ -228,8 +228,7 @@ class _Tracer:
 
     @acts_for_the_program
     def _iterate(self, number: int, iterate: Callable[[], Any]) -> None:
-        for name, model in self._session.location.roots:
-            name_model(self._recorder, model, name)
+        name_models(self._recorder, self._session.location)
         self._recorder.phases.begin_iteration(number)
         iterate()
         self._session.name_what_lives()

@@ -150,6 +150,30 @@ def test_an_object_without_attributes_is_looked_into(bare: Any, virtual_gpu: Car
     assert owners(gpu)["0.weight"] == "parameter"
 
 
+class Functional(torch.optim.SGD):
+    """As NVIDIA's `JITLamb`: its step computes new parameters, and replaces the old."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["average"] = state.get("average", 0) + parameter.grad
+            parameter.data = parameter.data - 0.1 * state["average"]
+
+
+def test_parameters_keep_their_names_in_what_a_step_puts_in_their_place(virtual_gpu: Card) -> None:
+    gpu = virtual_gpu("a100")
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256, bias=False)).to("cuda")
+    optimizer = Functional(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2, 256, device="cuda")).sum().backward()
+        optimizer.step()
+
+    found = owners(gpu)
+    assert found["0.weight"] == "parameter"
+    assert found["0.weight.average"] == "optimizer_state"
+    assert not [name for name in found if "param_groups" in name]
+
+
 def test_a_selective_checkpoint_saves_the_results_that_it_keeps(virtual_gpu: Card) -> None:
     """The product of each block, of 1,024 x 256 x 4 bytes."""
     gpu = virtual_gpu("a100")
