@@ -177,8 +177,8 @@ class TraceMode(TorchDispatchMode):
             return NotImplemented  # the tensors inside come here once unwrapped
         if self._recorder.overwritten:
             overwritten.check(self._recorder, func, tensors_of((args, *kwargs.values())))
-        if proxies.is_noting():
-            return proxies.noted(self, func, types, args, kwargs)
+        if proxies.take_over():
+            return proxies.run(self, func, types, args, kwargs)
         with self._one_at_a_time:
             self.numbers.go_on()
             return self._handlers[func](func, types, args, kwargs)

@@ -1,6 +1,7 @@
-"""A program on the card that calls `make_fx`, whose mode notes operations before they run.
+"""A program on the card that calls `make_fx`, or has a fake mode of its own.
 
-The mode is below those of a program wherever it was entered, so the trace hands operations to it.
+`make_fx`'s mode notes operations before they run, a fake mode runs them on no card. Both are below
+the modes of a program wherever they were entered, so the trace hands operations to them.
 """
 
 from __future__ import annotations
@@ -9,21 +10,50 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
+from graphmem.virtual_device.fake_mode import VirtualFakeMode
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 _MODE = torch._C._TorchDispatchModeKey.PROXY
 
 
-def is_noting() -> bool:
-    """Whether `make_fx` notes operations now."""
-    return torch._C._get_dispatch_mode(_MODE) is not None
+def take_over() -> bool:
+    """Whether `make_fx` notes operations now, or a fake mode of the program's runs them."""
+    return torch._C._get_dispatch_mode(_MODE) is not None or _own_fake_mode() is not None
 
 
-def noted(
+def run(
     trace: AbstractContextManager[Any], func: Any, types: Any, args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """Let `make_fx` note an operation, and run it in the trace."""
+    """Let `make_fx` note an operation, and run it in the trace or the program's fake mode."""
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     mode: Any = torch._C._get_dispatch_mode(_MODE)
+    if mode is None:
+        return _faked(func, args, kwargs)
     with disable_proxy_modes_tracing(), trace:
         return mode.__torch_dispatch__(func, types, args, kwargs)
+
+
+def is_own_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of a fake mode of the program's own: it is not on the card."""
+    return isinstance(tensor, FakeTensor) and not isinstance(tensor.fake_mode, VirtualFakeMode)
+
+
+def _own_fake_mode() -> FakeTensorMode | None:
+    mode: Any = torch._C._get_dispatch_mode(_FAKE)
+    return None if isinstance(mode, VirtualFakeMode) else mode
+
+
+def _faked(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    mode: Any = _own_fake_mode()
+
+    def known(tensor: FakeTensor) -> FakeTensor:  # the card's are real ones to it
+        is_on_card = not is_own_fake(tensor) and mode.allow_non_fake_inputs
+        fake: FakeTensor = mode.from_tensor(tensor) if is_on_card else tensor
+        return fake
+
+    args, kwargs = tree_map_only(FakeTensor, known, (args, kwargs))
+    return func(*args, **kwargs)

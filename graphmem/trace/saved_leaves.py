@@ -22,6 +22,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from graphmem.graph import OwnerKind
+from graphmem.trace.proxies import is_own_fake
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.saved_token import PENDING, SavedToken
 from graphmem.trace.saved_variables import keepers_of
@@ -64,6 +65,9 @@ class SavedLeaves:
             owner: the owner's name.
             wrapper: what to unpack in the tensor's place, if that is not the tensor.
         """
+        if is_own_fake(tensor):
+            saved.payload = tensor if wrapper is None else wrapper
+            return
         storage, _ = self._recorder.observe(tensor, None)
         if wrapper is not None:
             saved.payload = wrapper

@@ -113,3 +113,26 @@ def test_make_fx_on_fake_tensors_takes_nothing_of_the_card(virtual_gpu: Virtual,
     on_host = of("cpu")
     virtual_gpu("t4")
     assert of("cuda") == on_host
+
+
+def test_a_fake_mode_of_the_programs_own_takes_nothing_of_the_card(virtual_gpu: Virtual) -> None:
+    """As torchtitan's `minimal_fx_tracer` has, and programs that estimate before they train."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    virtual_gpu("t4")
+    x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        fake = mode.from_tensor(x)
+        model = torch.nn.Linear(1024, 1024, device="cuda")
+        (model(fake) + x.detach()).relu().sum().backward()  # to the mode, the latter is real
+        assert model.weight.grad is not None
+        assert model.weight.grad.device == torch.device("cuda", 0)
+        made = make_fx(lambda a: torch.autograd.grad((a @ a).sum(), a))(fake)
+
+    assert [node.op for node in made.graph.nodes].count("call_function") > 3
+    assert torch.cuda.max_memory_allocated() == 1024 * 1024 * 4
+    assert x.grad is None
+    (x * x).sum().backward()
+    assert torch.cuda.memory_allocated() == 2 * 1024 * 1024 * 4
