@@ -177,7 +177,7 @@ class TraceMode(TorchDispatchMode):
             return NotImplemented  # the tensors inside come here once unwrapped
         if self._recorder.overwritten:
             overwritten.check(self._recorder, func, tensors_of((args, *kwargs.values())))
-        if proxies.take_over():
+        if proxies.take_over(args, kwargs):
             return proxies.run(self, func, types, args, kwargs)
         with self._one_at_a_time:
             self.numbers.go_on()

@@ -10,18 +10,25 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
 
+from graphmem.trace.operands import tensors_of
 from graphmem.virtual_device.fake_mode import VirtualFakeMode
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _MODE = torch._C._TorchDispatchModeKey.PROXY
 
 
-def take_over() -> bool:
-    """Whether `make_fx` notes operations now, or a fake mode of the program's runs them."""
-    return torch._C._get_dispatch_mode(_MODE) is not None or _own_fake_mode() is not None
+class _Program:
+    has_fakes = False
+    """Whether it has been in a fake mode: from then on its fake tensors are looked for."""
+
+
+def take_over(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether `make_fx` notes operations now, or a fake mode of the program's runs this one."""
+    notes = torch._C._get_dispatch_mode(_MODE) is not None
+    return notes or _own_fake_mode(args, kwargs) is not None
 
 
 def run(
@@ -42,13 +49,20 @@ def is_own_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) and not isinstance(tensor.fake_mode, VirtualFakeMode)
 
 
-def _own_fake_mode() -> FakeTensorMode | None:
+def _own_fake_mode(args: Any, kwargs: dict[str, Any]) -> Any:
+    """The program's fake mode that is on, or that of an argument."""
     mode: Any = torch._C._get_dispatch_mode(_FAKE)
-    return None if isinstance(mode, VirtualFakeMode) else mode
+    if mode is not None and not isinstance(mode, VirtualFakeMode):
+        _Program.has_fakes = True
+        return mode
+    if not _Program.has_fakes:
+        return None
+    own: Any = next(filter(is_own_fake, tensors_of((args, *kwargs.values()))), None)
+    return None if own is None else own.fake_mode
 
 
 def _faked(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    mode: Any = _own_fake_mode()
+    mode: Any = _own_fake_mode(args, kwargs)
 
     def known(tensor: FakeTensor) -> FakeTensor:  # the card's are real ones to it
         is_on_card = not is_own_fake(tensor) and mode.allow_non_fake_inputs
@@ -56,4 +70,5 @@ def _faked(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return fake
 
     args, kwargs = tree_map_only(FakeTensor, known, (args, kwargs))
-    return func(*args, **kwargs)
+    with mode:
+        return func(*args, **kwargs)
