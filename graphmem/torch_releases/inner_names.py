@@ -72,6 +72,7 @@ INNER_NAMES = (
         (2, 14),
     ),
     Names("torch._C", "_get_dispatch_mode _TorchDispatchModeKey", "make_fx", "a program's make_fx"),
+    Names("torch.utils._pytree", "tree_map_only", "a program's fake mode", "such programs"),
     Names("torch.autograd.graph", "disable_saved_tensors_hooks", "torch.func", "torch.func"),
     Names("torch.autograd.graph.save_on_cpu", "__init__", "its copies", "programs that use it"),
     Names(
