@@ -19,7 +19,6 @@ from graphmem.trace.location import WRAPPED, Location, below, without_wrappers
 from graphmem.trace.python_functions import kept_by, name_of
 from graphmem.trace.quantised import (
     OF_EVERY_MODULE,
-    attributes_of,
     is_foreign,
     is_foreign_kind,
     parts_of,
@@ -295,7 +294,7 @@ def items_of(value: Any, path: str, *, of_objects: bool) -> Iterator[tuple[str, 
     elif isinstance(value, dict):
         items, place = dict.items(value), ""
     elif of_objects and is_foreign(value) and not isinstance(value, torch.optim.Optimizer):
-        items, place = attributes_of(value).items(), ".{}"
+        items, place = vars(value).items(), ".{}"
     else:
         return
     few = list(islice(items, MOST_ITEMS))

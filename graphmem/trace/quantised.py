@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def tensors_within(value: Any, depth: int = _DEPTH) -> Iterator[tuple[str, torch
         for key, each in dict.items(value):
             yield from _suffixed(subscript(key), each, depth)
     elif depth and is_foreign(value):
-        for name, each in attributes_of(value).items():
+        for name, each in vars(value).items():
             yield from _suffixed(f".{name}", each, depth)
 
 
@@ -87,7 +88,7 @@ def _suffixed(suffix: str, value: Any, depth: int) -> Iterator[tuple[str, torch.
 
 
 def _below(value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, each in attributes_of(value).items():
+    for name, each in vars(value).items():
         if isinstance(each, torch.Tensor):
             yield name, each
         elif depth > 1 and is_foreign(each):
@@ -103,15 +104,15 @@ def is_foreign(value: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_foreign_kind(kind: Any) -> bool:
-    """Whether a class is a library's, and its instances may have attributes."""
+    """Whether a class is a library's, and its instances have attributes."""
     is_known = issubclass(kind, (torch.nn.Module, torch.Tensor, FakeTensorMode, type))
-    if is_known or not kind.__dictoffset__:
+    if is_known or not _has_attributes(kind):
         return False
     module: str = kind.__module__
     return module.partition(".")[0] not in _OF_PYTORCH
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
-    """An object's attributes; a `TypeVar` of Python 3.12, and some proxies, have no `__dict__`."""
-    attributes: dict[str, Any] = getattr(value, "__dict__", {})
-    return attributes
+def _has_attributes(kind: type) -> bool:
+    """Whether `vars` of an instance is its own dict; one in C may hide it, as `TypeVar` does."""
+    found = (vars(base)["__dict__"] for base in kind.__mro__ if "__dict__" in vars(base))
+    return isinstance(next(found, None), (GetSetDescriptorType, MemberDescriptorType))

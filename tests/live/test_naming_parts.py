@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -136,9 +137,18 @@ class Unbound:
 Unbound.__module__ = "library.proxies"
 
 
-@pytest.mark.parametrize("bare", [TypeVar("bare"), Unbound()], ids=["TypeVar", "proxy"])
-def test_an_object_without_attributes_is_looked_into(bare: Any, virtual_gpu: Card) -> None:
-    """A `TypeVar` of Python 3.12 has none, though `TypeVar.__dictoffset__` says that it may."""
+def a_future() -> Any:
+    loop = asyncio.new_event_loop()
+    future = loop.create_future()
+    loop.close()
+    return future
+
+
+@pytest.mark.parametrize(
+    "bare", [TypeVar("bare"), a_future(), Unbound()], ids=["TypeVar", "future", "proxy"]
+)
+def test_an_object_that_hides_its_attributes_is_passed_over(bare: Any, virtual_gpu: Card) -> None:
+    """As instances of some classes in C do: futures, and type variables from 3.12 on."""
     with pytest.raises(TypeError):
         vars(Unbound())
     gpu = virtual_gpu("a100")
