@@ -11,7 +11,6 @@ Not covered: strided nested tensors, deterministic mode, and priorities that the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +25,7 @@ from graphmem.gpus import Gpu
 from graphmem.torch_releases import Release, installed_release
 from graphmem.torch_releases.differences import EFFICIENT_ATTENTION_SHARES_KEYS
 from graphmem.virtual_device.encoder_layers import FastPaths
+from graphmem.virtual_device.operand_types import check_types
 from graphmem.virtual_device.patching import Replacement, replaced
 
 aten = torch.ops.aten
@@ -66,6 +66,7 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
+        check_types(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask))
         is_for_math = attn_mask is not None and attn_mask.stride(-1) != 1
         attn_mask = additive(attn_mask, query.dtype)
         if is_for_math:  # the others need contiguous rows (`check_last_dim_stride_equals_1_dense`)
@@ -282,7 +283,7 @@ def _flash(
 ) -> torch.Tensor:
     """Pad head sizes to a multiple of 8 and slice, as `scaled_dot_product_attention` does."""
     head_dim = query.shape[-1]
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    scale = head_dim**-0.5 if scale is None else scale
     padding = -head_dim % _FLASH_DIM_MULTIPLE
     if padding:
         query, key, value = (

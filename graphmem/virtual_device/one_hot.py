@@ -31,8 +31,9 @@ def scattered_one_hot() -> Iterator[None]:
 
 
 def _one_hot(indices: torch.Tensor, num_classes: int = -1) -> Any:
-    is_plain = type(indices) in (torch.Tensor, FakeTensor)
-    if not is_plain or indices.dtype is not torch.int64 or not indices.numel():
+    if indices.dtype is not torch.int64:  # which PyTorch checks only where there are data
+        raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
+    if type(indices) not in (torch.Tensor, FakeTensor) or not indices.numel():
         return _as_pytorch_does(indices, num_classes)
     classes = _checked_on_cpu(indices, num_classes) if indices.is_cpu else num_classes
     if classes == -1:

@@ -1,0 +1,131 @@
+"""The types of operands that an operation refuses.
+
+A meta kernel computes shapes and looks at few types: `half @ float` has a result, where a card has
+an error. These operations are refused by code that every device shares (structured meta functions,
+`TensorIterator`, or C++ before the kernel), so PyTorch says itself what is wrong: it runs the
+operation on the host, on operands of one element. Files are below aten/src/ATen/native/.
+
+Three checks are a card's own: that of `mm` (cuda/Blas.cpp, `addmm_out_cuda_impl`) differs from the
+host's in a word, cuDNN's convolutions have theirs (Convolution.cpp,
+`check_input_same_type_as_parameters`), and layer and group norm read weights as numbers of the
+input's type (cuda/layer_norm_kernel.cu, cuda/group_norm_kernel.cu, `const_data_ptr<T>`), where
+the host's kernels take more.
+
+Not covered: types for which a card has no kernel ("not implemented for 'Half'").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from graphmem import constructors
+
+aten = torch.ops.aten
+
+_SHARED = frozenset(
+    {
+        aten.mm.default,
+        aten.addmm.default,  # LinearAlgebra.cpp, `ADDMM_META`
+        aten.addmm_.default,
+        aten.bmm.default,  # `common_checks_baddbmm_bmm`
+        aten.baddbmm.default,
+        aten.baddbmm_.default,
+        aten.mv.default,  # Blas.cpp, `TORCH_META_FUNC(addmv)`, `dot_check`
+        aten.addmv.default,
+        aten.dot.default,
+        aten.scaled_dot_product_attention.default,  # transformers/attention.cpp
+        aten.embedding.default,  # Embedding.cpp, `checkScalarTypes`
+        aten.binary_cross_entropy.default,  # `TensorIterator`
+        aten.binary_cross_entropy_with_logits.default,
+        aten.nll_loss_forward.default,  # cuda/Loss.cu, cuda/NLLLoss2d.cu: the weights' type
+        aten.nll_loss2d_forward.default,
+        aten.index_add.default,  # TensorAdvancedIndexing.cpp
+        aten.index_add_.default,
+        aten.index_copy.default,
+        aten.index_copy_.default,
+        aten.index_put.default,
+        aten.index_put_.default,
+        aten.masked_select.default,
+        aten.add_.Tensor,  # `TensorIterator`
+        aten.sub_.Tensor,
+        aten.mul_.Tensor,
+        aten.div_.Tensor,
+        aten.rsub.Scalar,  # BinaryOps.h, `sub_check`
+        aten.rsub.Tensor,
+        aten.std.correction,  # ReduceOps.cpp, `std_var_out`
+        aten.var.correction,
+        aten.var_mean.correction,
+    }
+)
+_NORMS = {aten.native_layer_norm.default: slice(2, 4), aten.native_group_norm.default: slice(1, 3)}
+"""The places of their weights and biases."""
+
+_OF_CARD = {"expected m1 and m2": "expected mat1 and mat2"}
+
+
+def check_types(func: Any, args: Sequence[Any], kwargs: Any = None) -> None:
+    """Refuse operands as PyTorch does.
+
+    Raises:
+        RuntimeError: the operation takes no operands of these types.
+    """
+    if func is aten.convolution.default:
+        _check_convolution(*args[:3])
+    elif func in _NORMS:
+        _check_norm(args[0], *args[_NORMS[func]])
+    elif func in _SHARED and not _are_usual(func, args):
+        rehearse(func, args, kwargs)
+
+
+def _are_usual(func: Any, args: Sequence[Any]) -> bool:
+    """Whether all operands are of one floating type, or nothing looks at their types.
+
+    The meta device does not, and an operation looks first whether all are on one device.
+    """
+    operands = [each for each in args if isinstance(each, torch.Tensor)]
+    types, devices = ({getattr(each, look) for each in operands} for look in ("dtype", "device"))
+    are_numbers = operands[0].is_floating_point() or operands[0].is_complex()
+    is_one = len(types) == 1 and are_numbers and func is not aten.embedding.default
+    return is_one or operands[0].is_meta or len(devices) > 1
+
+
+def _check_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is not None and other.dtype != x.dtype and not x.is_meta:
+            raise RuntimeError(
+                f"Input type ({x.type()}) and {name} type ({other.type()}) should be the same"
+            )
+
+
+def _check_norm(x: torch.Tensor, *weights: torch.Tensor | None) -> None:
+    for each in weights:
+        if each is not None and each.dtype != x.dtype and x.is_cuda:
+            wanted, found = (
+                tensor.type().rpartition(".")[2].removesuffix("Tensor") for tensor in (x, each)
+            )
+            raise RuntimeError(f"expected scalar type {wanted} but found {found}")
+
+
+def rehearse(func: Any, args: Sequence[Any], kwargs: Any = None) -> None:
+    """Run an operation on one element of each operand's type, and raise what is refused."""
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        return constructors.zeros((1,) * tensor.dim(), dtype=tensor.dtype, device="cpu")
+
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():
+        try:
+            func(*tree_map_only(torch.Tensor, one, args), **(kwargs or {}))
+        except NotImplementedError:  # only a kernel of the host's is missing
+            pass
+        except RuntimeError as error:
+            raise RuntimeError(_as_on_card(str(error))) from None
+
+
+def _as_on_card(said: str) -> str:
+    for of_host, of_card in _OF_CARD.items():
+        said = said.replace(of_host, of_card)
+    return said
