@@ -327,7 +327,7 @@ class Backward:
             outputs = self._apply(task, node, inputs)
         for i, (following, position) in enumerate(task.edges[node]):
             if following is not None and outputs[i] is not None:
-                self._rules.fit(outputs, i, following, position)
+                self._rules.fit(outputs, i, following, position, node)
         self._hooks.run_after(node, outputs, inputs)
         return outputs
 
@@ -361,8 +361,7 @@ class Backward:
         has_hooks = self._hooks.has_after(node)
         inputs = list(gradients) if has_hooks else []
         self._rules.accumulate(leaf, gradients, 1 + has_hooks)
-        for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):
-            hook(leaf)
+        self._hooks.run_after_accumulation(leaf)
         self._hooks.run_after(node, [], inputs)
 
     def _hand_on(self, task: GraphTask, node: Node, outputs: Gradients) -> None:

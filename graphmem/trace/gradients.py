@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from graphmem.caller.tensors import leaf_of
+from graphmem.frames import acts_for_the_program
 from graphmem.graph import OwnerKind
 from graphmem.trace.graph_task import Node, is_accumulate_grad
-from graphmem.trace.python_functions import grad_dtypes_of
+from graphmem.trace.python_functions import grad_dtypes_of, name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.transform_levels import is_of_transform
 from graphmem.trace.wrapper_tensors import is_wrapper
@@ -81,7 +82,9 @@ class GradientRules:
             owner.kind is OwnerKind.SAVED_TENSOR and owner.end is None for owner in storage.owners
         )
 
-    def fit(self, gradients: list[Any], i: int, node: Node, position: int) -> None:
+    def fit(
+        self, gradients: list[Any], i: int, node: Node, position: int, maker: Node | None = None
+    ) -> None:
         """`validate_outputs` (torch/csrc/autograd/engine.cpp) for one gradient.
 
         The new gradient replaces the old one in the list at once, so that nothing holds the latter.
@@ -91,16 +94,26 @@ class GradientRules:
             i: which of them.
             node: the next node.
             position: its input, whose `_input_metadata` has shape, dtype and device.
+            maker: the node whose results they are; None for a caller's.
+
+        Raises:
+            RuntimeError: a function or a hook gave a gradient of another shape, or elsewhere.
         """
         expected = node._input_metadata[position]
         shape, dtype = torch.Size(expected.shape), _dtype_for(node, position, expected.dtype)
         if gradients[i].shape != shape:
+            if not _is_expandable_to(shape, gradients[i].shape):
+                found = f"got {list(gradients[i].shape)} but expected shape compatible with"
+                _refuse(maker, i, f"{found} {list(shape)}")
             gradients[i] = sum_to(gradients[i], shape)
         if dtype is not None and gradients[i].dtype != dtype:
             if gradients[i].is_complex() and not dtype.is_complex:
                 gradients[i] = torch.real(gradients[i])
             gradients[i] = gradients[i].to(dtype)
-        if not gradients[i].dim() and gradients[i].device != expected.device:
+        if gradients[i].device != expected.device:
+            if gradients[i].dim():
+                devices = f"expected device {expected.device} but got {gradients[i].device}"
+                _refuse(maker, i, devices)
             gradients[i] = gradients[i].to(expected.device)
 
     def accumulate(self, variable: torch.Tensor, gradients: list[Any], expected_refs: int) -> None:
@@ -140,6 +153,19 @@ def _dtype_for(node: Node, position: int, dtype: torch.dtype) -> torch.dtype | N
         own = getattr(leaf, "grad_dtype", leaf.dtype) if leaf.is_leaf else leaf.dtype
         return own if own != leaf.dtype else dtype  # 2.9 has no `grad_dtype`
     return grad_dtypes_of(node).get(position, dtype)
+
+
+def _is_expandable_to(shape: torch.Size, other: torch.Size) -> bool:
+    """`is_expandable_to` (aten/src/ATen/ExpandUtils.h)."""
+    pairs = zip(reversed(shape), reversed(other), strict=False)
+    return len(shape) <= len(other) and all(size in (1, wanted) for size, wanted in pairs)
+
+
+@acts_for_the_program
+def _refuse(maker: Node | None, i: int, why: str) -> None:
+    """Raise the error for a gradient that does not fit (`format_error`, `validate_outputs`)."""
+    returned = "" if maker is None else f"Function {name_of(maker)} returned an "
+    raise RuntimeError(f"{returned}invalid gradient at index {i} - {why}")
 
 
 def _may_be_kept(gradient: torch.Tensor, variable: torch.Tensor) -> bool:

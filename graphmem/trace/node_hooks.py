@@ -19,7 +19,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from graphmem.asked_types import plain_type
 from graphmem.caller.tensors import leaf_of
+from graphmem.frames import acts_for_the_program
 from graphmem.trace import whole_backward
 from graphmem.trace.freed_graphs import looked_at, seen
 from graphmem.trace.python_functions import name_of
@@ -140,7 +142,7 @@ class NodeHooks:
         if hooks is not None:
             first = gradients[::-1]  # a list drops its last item first
             for hook in list(hooks.before.values()):
-                _replace(gradients, hook(tuple(gradients)))
+                _replace(gradients, hook(tuple(gradients)), hook)
             del first
 
     def run_after(self, node: Any, outputs: Gradients, inputs: Gradients) -> None:
@@ -152,8 +154,16 @@ class NodeHooks:
         if hooks is not None:
             first = outputs[::-1]
             for hook in list(hooks.after.values()):
-                _replace(outputs, hook(tuple(outputs), tuple(inputs)))
+                _replace(outputs, hook(tuple(outputs), tuple(inputs)), hook)
             del first
+
+    @staticmethod
+    @acts_for_the_program
+    def run_after_accumulation(leaf: Any) -> None:
+        """Run hooks that see a leaf with its new gradient [`PyFunctionTensorPostAccGradHooks`]."""
+        for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):
+            if hook(leaf) is not None:
+                raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -197,6 +207,7 @@ def run_tensor_hooks(
     for hook in list(hooks.values()):
         replacement = hook(gradient)
         if replacement is not None:
+            _check_single(gradient, replacement, hook)
             gradient = replacement
     return gradient
 
@@ -208,13 +219,48 @@ def _retain(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
         tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
 
 
-def _replace(values: Gradients, result: Any) -> None:
+@acts_for_the_program
+def _replace(values: Gradients, result: Any, hook: Any) -> None:
     """Replace what a hook saw by its result, releasing the old values first to last."""
     if result is None:
         return
-    replacements = result if isinstance(result, (tuple, list)) else (result,)
-    for i, replacement in enumerate(replacements):
+    if not isinstance(result, tuple):
+        raise TypeError(f"expected tuple, but hook returned '{plain_type(result).__name__}'")
+    if len(result) != len(values):
+        raise RuntimeError(
+            f"hook '{_name_of_hook(hook)}' has returned an incorrect number of values "
+            f"(got {len(result)}, but expected {len(values)})"
+        )
+    for i, replacement in enumerate(result):
+        if replacement is not None:
+            _check_single(values[i], replacement, hook)
         values[i] = replacement
+
+
+@acts_for_the_program
+def _check_single(value: torch.Tensor | None, result: Any, hook: Any) -> None:
+    """`check_single_result` and `check_variable_result` (torch/csrc/autograd/python_hook.cpp)."""
+    if result is value:
+        return
+    if value is None:
+        raise RuntimeError("can't replace a None gradient with a non-None value")
+    if not isinstance(result, torch.Tensor):
+        raise TypeError(f"expected Variable, but hook returned '{plain_type(result).__name__}'")
+    changed = ""
+    if _type_of(result) != _type_of(value):
+        changed = f"type of value (was {value.type()} got {result.type()})"
+    elif result.shape != value.shape:
+        changed = "size of value"
+    if changed:
+        raise RuntimeError(f"hook '{_name_of_hook(hook)}' has changed the {changed}")
+
+
+def _type_of(tensor: torch.Tensor) -> tuple[torch.dtype, torch.layout, str]:
+    return tensor.dtype, tensor.layout, tensor.device.type
+
+
+def _name_of_hook(hook: Any) -> str:
+    return str(getattr(hook, "__name__", "<unknown>"))
 
 
 def _register(

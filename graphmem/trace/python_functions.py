@@ -1,9 +1,9 @@
 """Run nodes written in Python as `PyNode` does (torch/csrc/autograd/python_function.cpp).
 
-Five things that `PyNode` knows cannot be read from Python, so they are noted when they are set:
-whether missing gradients become zeros, the shapes and dtypes of the forward pass's results, the
-dtypes of their gradients (`set_output_grad_dtype`), the stream that was current when they were
-returned, and which of the tensors that it saves are arguments.
+Six things that `PyNode` knows cannot be read from Python, so they are noted when they are set:
+which arguments are tensors, whether missing gradients become zeros, the shapes and dtypes of the
+forward pass's results, the dtypes of their gradients (`set_output_grad_dtype`), the stream that was
+current when they were returned, and which of the tensors that it saves are arguments.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import compress
 from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import Function, FunctionCtx
 
+from graphmem.frames import acts_for_the_program
 from graphmem.torch_releases import (
     ARGUMENTS_HOLD_GRADIENTS,
     FUNCTION_APPLY_IS_BUILT_IN,
@@ -26,6 +28,7 @@ from graphmem.trace.replayed_views import Edges
 from graphmem.virtual_device.patching import Replacement
 
 _MATERIALIZES = "_graphmem_materializes"
+_ARE_TENSORS = "_graphmem_are_tensors"
 _RESULTS = "_graphmem_results"
 _STREAM = "_graphmem_stream"
 _GRAD_DTYPES = "_graphmem_grad_dtypes"
@@ -92,7 +95,9 @@ def replacements(observer: FunctionObserver) -> list[Replacement]:
             results = original_apply.__get__(None, cls)(*args, **kwargs)
         finally:
             _OF_THREAD.running.pop()
-        _note_results(results if isinstance(results, tuple) else (results,), observer)
+        node = _note_results(results if isinstance(results, tuple) else (results,), observer)
+        if node is not None and node._forward_cls is cls:
+            setattr(node, _ARE_TENSORS, [isinstance(value, torch.Tensor) for value in args])
         return results
 
     return [
@@ -118,7 +123,7 @@ def _versions(args: tuple[Any, ...]) -> dict[int, int]:
     return {id(tensor): tensor._version for tensor in tensors if not tensor.is_inference()}
 
 
-def _note_results(results: tuple[Any, ...], observer: FunctionObserver) -> None:
+def _note_results(results: tuple[Any, ...], observer: FunctionObserver) -> Any:
     tensors = [value if isinstance(value, torch.Tensor) else None for value in results]
     for tensor in tensors:
         node: Any = None if tensor is None else tensor.grad_fn
@@ -126,7 +131,8 @@ def _note_results(results: tuple[Any, ...], observer: FunctionObserver) -> None:
             setattr(node, _RESULTS, [_look_of_zeros(node, each) for each in tensors])
             setattr(node, _STREAM, observer.current_stream())
             observer.note_context(node)
-            return
+            return node
+    return None
 
 
 def _look_of_zeros(node: Any, result: torch.Tensor | None) -> tuple[Any, ...] | None:
@@ -167,7 +173,13 @@ def apply(node: Any, gradients: list[Any], edges: Edges, *, keep: bool) -> list[
     is_boxed = getattr(node._forward_cls, "boxed_grads_call", False)
     result = node.apply_boxed(arguments) if is_boxed else node.apply(*arguments)
     del arguments
-    return _per_tensor(node, result if isinstance(result, tuple) else (result,), edges)
+    results = result if isinstance(result, tuple) else (result,)
+    are_tensors = getattr(node, _ARE_TENSORS, None)
+    return (
+        _per_tensor(node, results, edges)
+        if are_tensors is None
+        else _checked(node, results, are_tensors)
+    )
 
 
 def _materialized(node: Any, gradients: list[Any]) -> list[Any]:
@@ -182,6 +194,28 @@ def _materialized(node: Any, gradients: list[Any]) -> list[Any]:
         else gradient
         for gradient, look in zip(gradients, looks, strict=True)
     ]
+
+
+@acts_for_the_program
+def _checked(node: Any, results: tuple[Any, ...], are_tensors: list[bool]) -> list[Any]:
+    """The results for tensor arguments, as `PyNode::apply` and `to_variable_list` check them."""
+    wanted = len(are_tensors)
+    if all(value is None for value in results[wanted:]):
+        results = results[:wanted]
+    if len(results) != wanted:
+        raise RuntimeError(
+            f"function {name_of(node)} returned an incorrect number of gradients "
+            f"(expected {wanted}, got {len(results)})"
+        )
+    for i, (value, is_tensor) in enumerate(zip(results, are_tensors, strict=True)):
+        if not is_tensor and value is not None:
+            raise RuntimeError(
+                f"function {name_of(node)} returned a gradient different than None at position "
+                f"{i + 1}, but the corresponding forward input was not a Variable"
+            )
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise RuntimeError(f"expected Variable or None (got {type(value).__name__})")
+    return list(compress(results, are_tensors))
 
 
 def _per_tensor(node: Any, results: tuple[Any, ...], edges: Edges) -> list[Any]:

@@ -217,6 +217,8 @@ class SavedTensorHooks:
         if saved.made_by is not None:
             self._recorder.remember_maker(alias, saved.made_by)
         if saved.geometry is not None:
+            if saved.version is not None and torch.is_grad_enabled():
+                saved.version.note_unpacked(alias)
             note_unpacked(saved, alias)
             self._leaves.note_unpacked(saved, alias)
             mark_unpacked(alias)

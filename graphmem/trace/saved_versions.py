@@ -5,7 +5,8 @@ PyTorch compares the tensor's version when it unpacks, but not if there are hook
 compares itself, at the same moment and with the same message.
 
 A token must not hold the saved tensor. It holds an empty tensor that shares the version counter, as
-every `detach()` does, and that `.data =` has detached from the memory.
+every `detach()` does, and that `.data =` has detached from the memory. What is unpacked from the
+token is the saved variable: saved again, for a second derivative, it has the same counter.
 
 Not covered: the node's name if an in-place operation on a view saved its own result.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from copy import copy
 from typing import Any
 
 import torch
@@ -27,6 +29,9 @@ from graphmem.torch_releases.differences import (
     VERSION_ERRORS_NAME_OPERATIONS,
 )
 from graphmem.trace.python_functions import name_of
+from graphmem.virtual_device.notes import NOTHING, Note
+
+_SAVED_AT = "_graphmem_saved_at"
 
 # The setter in C++: a virtual GPU replaces `data` (graphmem/virtual_device/parameters.py).
 _set_data: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
@@ -55,6 +60,9 @@ class SavedVersions:
         Its `grad_fn` must not be read: that makes a Python object of the node, and changes the
         order in which a graph that is never walked dies.
         """
+        unpacked_from: SavedVersion | None = getattr(tensor, _SAVED_AT, NOTHING).value
+        if unpacked_from is not None:
+            return unpacked_from.again()
         if not isinstance(tensor, FakeTensor):  # the token itself keeps a real one
             return SavedVersion(tensor, tensor)
         with torch._C._DisableTorchDispatch():
@@ -82,6 +90,16 @@ class SavedVersion:
         self._output = tensor.output_nr
         self._is_view = tensor._is_view()
         self._variable = None if tensor.is_leaf else weakref.ref(tensor)
+
+    def again(self) -> SavedVersion:
+        """The version at which the tensor is saved once more, after it was unpacked."""
+        version = copy(self)
+        version._saved_at = self._counter._version
+        return version
+
+    def note_unpacked(self, alias: torch.Tensor) -> None:
+        """Note that a tensor was unpacked, in whose place it may be saved again."""
+        setattr(alias, _SAVED_AT, Note(self))
 
     @acts_for_the_program
     def check(self, held_as: str) -> None:

@@ -6,9 +6,11 @@ PyTorch's words come from PyTorch: every step also runs on the CPU, without grap
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
@@ -160,7 +162,70 @@ def written_into_what_a_function_saved(device: str) -> None:
     result.sum().backward()
 
 
+def written_after_the_first_derivative(device: str) -> None:
+    x, weight = leaf_on(device), leaf_on(device).sum(0)
+    output = nn.functional.layer_norm(x, (3,), weight)
+    (gradient,) = torch.autograd.grad(output.exp().sum(), [x], create_graph=True)
+    weight.add_(1)
+    gradient.sum().backward()  # HERE
+
+
+class Returning(torch.autograd.Function):
+    """Scales by a number, with gradients that its caller chooses."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float, gradients: Any) -> Tensor:
+        ctx.gradients = gradients
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.gradients(gradient)
+
+
+def returning(gradients: Any) -> Step:
+    def step(device: str) -> None:
+        Returning.apply(leaf_on(device), 2.0, gradients).sum().backward()  # HERE
+
+    return step
+
+
+def hooked(register: Callable[[Tensor, Any], Any], hook: Any) -> Step:
+    def step(device: str) -> None:
+        output = leaf_on(device) * 2
+        register(output, hook)
+        (output * 3).sum().backward()  # HERE
+
+    return step
+
+
+def with_hook(gradient: Tensor) -> Tensor:
+    return gradient[:1]
+
+
+def a_hook_after_accumulation_that_returns(device: str) -> None:
+    leaf = leaf_on(device)
+    leaf.register_post_accumulate_grad_hook(lambda leaf: leaf.grad)  # type: ignore[arg-type,return-value]
+    leaf.sum().backward()  # HERE
+
+
+ON_TENSOR, ON_NODE, BEFORE_NODE = (
+    lambda output, hook: output.register_hook(hook),
+    lambda output, hook: output.grad_fn.register_hook(hook),
+    lambda output, hook: output.grad_fn.register_prehook(hook),
+)
+
 MISTAKES: list[Step] = [
+    written_after_the_first_derivative,
+    returning(lambda gradient: (gradient, gradient.sum(), None)),
+    returning(lambda gradient: (gradient, None)),
+    returning(lambda gradient: (gradient[:2], None, None)),
+    returning(lambda gradient: (2.0, None, None)),
+    hooked(ON_TENSOR, with_hook),
+    hooked(ON_TENSOR, lambda gradient: gradient.half()),
+    hooked(ON_NODE, lambda results, gradients: (results[0], results[0])),
+    hooked(BEFORE_NODE, lambda gradients: (gradients[0], gradients[0])),
+    a_hook_after_accumulation_that_returns,
     backward_twice,
     one_fake_image_for_both_players,
     a_loss_under_no_grad,
@@ -195,7 +260,7 @@ def test_a_mistake_is_reported_as_pytorch_reports_it(step: Step) -> None:
     with pytest.raises(InputError) as told:
         graphmem.analyze(lambda: TrainingStep(step=lambda: step("cuda")), steps=1)
 
-    said = str(real.value).replace("[torch.", "[torch.cuda.")
+    said = re.sub(r"torch\.(?=\w+Tensor)", "torch.cuda.", str(real.value))
     assert str(told.value) == f"the step raised RuntimeError: {said} ({HERE}:{line_of(step)})"
 
 
