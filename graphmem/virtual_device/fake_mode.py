@@ -31,6 +31,7 @@ _AS_STRIDED = torch.ops.aten.as_strided.default
 _TO_COPY = torch.ops.aten._to_copy.default
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _VIEW = torch.ops.aten.view.default
+_WHERE = torch.ops.aten.where.self
 _PLAIN = frozenset(
     {bool, float, int, NoneType, str, torch.device, torch.dtype, torch.layout, torch.memory_format}
 )
@@ -87,6 +88,8 @@ class VirtualFakeMode(FakeTensorMode):
             func = _VIEW  # below autograd they are one, but PyTorch's cache refuses the former
         elif func in LOSSES:
             args = with_longs(func, args)
+        elif func is _WHERE and args[0].dtype is torch.uint8:  # which only fake tensors refuse
+            args = (args[0].new_empty(args[0].shape, dtype=torch.bool), *args[1:])
         elif func is _TO_COPY and not (
             self._copies_are_kept_off or isinstance(args[0], FakeTensor)
         ):

@@ -47,6 +47,20 @@ def _clamp(call: Call) -> Iterator[Step]:
     yield from during(casts, call.outputs())
 
 
+def _where(call: Call) -> Iterator[Step]:
+    """`where_self_out` (native/TensorCompare.cpp): operands in one dtype, the condition a bool."""
+    result = call.op.outputs[0]
+    casts = [
+        Scratch(f"{name} in the result's dtype", numel(tensor) * item_bytes(result.dtype))
+        for name in ("self", "other")
+        if (tensor := call.tensor(name)).dtype != result.dtype and numel(tensor)
+    ]
+    condition = call.tensor("condition")
+    if condition.dtype != "bool":
+        casts.append(Scratch("the condition as booleans", numel(condition)))
+    yield from during(casts, call.outputs())
+
+
 def _renorm(call: Call) -> Iterator[Step]:
     """`renorm_out` (native/Normalization.cpp): norms, float32 for 16 bits, and their factors."""
     tensor = call.tensor("self")
@@ -78,6 +92,7 @@ RULES: Mapping[str, Rule] = {
     "aten.clamp_min": _clamp,
     "aten.clamp_max": _clamp,
     "aten.renorm": _renorm,
+    "aten.where": _where,
     "aten.cudnn_grid_sampler": _grid_sample,
     "aten.cudnn_grid_sampler_backward": _grid_sample,
 }

@@ -97,12 +97,14 @@ def test_a_card_has_words_of_its_own(call: Callable[[Make], Any], words: str) ->
         lambda ones: ones(4, dtype=HALF).add_(ones(4)).mul_(ones(4, dtype=LONG)),
         lambda ones: ones(4, dtype=LONG).mul_(2).sub_(ones(4, dtype=torch.int32)),
         lambda ones: 1 - ones(4, dtype=LONG),
+        lambda ones: torch.where(ones(4, dtype=torch.uint8), ones(4), ones(4, dtype=HALF)),
         lambda ones: ones(4, 4, dtype=LONG) @ ones(4, 4, dtype=LONG),
         lambda ones: F.scaled_dot_product_attention(
             *[ones(1, 2, 8, 8, dtype=HALF)] * 3, attn_mask=ones(8, 8, dtype=BOOL)
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:where received a uint8 condition")
 def test_what_pytorch_takes_is_taken(call: Callable[[Make], Any]) -> None:
     assert not told(call, "cpu")
     with graphmem.virtual_gpu("a100"):

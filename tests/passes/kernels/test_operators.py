@@ -75,6 +75,17 @@ class TestInSteps:
         assert Calls().call(aten.clamp.default, tensor(1), 1.0) == ["out0"]
         assert Calls().call(aten.clamp.Tensor, tensor(1, dtype=LONG), tensor(1)) == ["out0"]
 
+    def test_choosing_between_two_types_casts_one_of_them_first(self) -> None:
+        """A real run takes 4,000 bytes for the cast, then 4,000 for the result (CPU)."""
+        mask, numbers, halves = (
+            tensor(1000, dtype=torch.bool),
+            tensor(1000),
+            tensor(1000, dtype=HALF),
+        )
+
+        assert Calls().call(aten.where.self, mask, numbers, halves) == [4000, "out0", -4000]
+        assert Calls().call(aten.where.self, mask, halves, tensor(dtype=HALF)) == ["out0"]
+
 
 class TestSearches:
     """cuda/Sorting.cpp, cuda/TensorModeKernel.cpp; the recordings have row-major operands only."""
