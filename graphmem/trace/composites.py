@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.differences import LDEXP_IS_A_KERNEL
+
 aten = torch.ops.aten
 
 _KEYS = (
@@ -45,7 +48,15 @@ MARKED_VIEWS = frozenset({aten.chunk.default, aten.narrow.default})
 
 def run_in_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a composite; its parts go to the active mode."""
+    if func is aten.ldexp.Tensor and _is_scaled_by_a_kernel(*args):
+        # The C++ code would call the kernel, which fake tensors have no memory for.
+        return torch.empty_like(args[0].expand(torch.broadcast_shapes(*(x.shape for x in args))))
     return func._op_dk(_key_of(func.name()), *args, **kwargs)
+
+
+def _is_scaled_by_a_kernel(x: torch.Tensor, exponent: torch.Tensor) -> bool:
+    are_whole = not (exponent.is_floating_point() or exponent.is_complex())
+    return LDEXP_IS_A_KERNEL.holds_in(installed_release()) and x.is_floating_point() and are_whole
 
 
 @cache

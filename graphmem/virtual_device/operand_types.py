@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from graphmem import constructors
 
@@ -112,17 +111,19 @@ def _check_norm(x: torch.Tensor, *weights: torch.Tensor | None) -> None:
 
 def rehearse(func: Any, args: Sequence[Any], kwargs: Any = None) -> None:
     """Run an operation on one element of each operand's type, and raise what is refused."""
-
-    def one(tensor: torch.Tensor) -> torch.Tensor:
-        return constructors.zeros((1,) * tensor.dim(), dtype=tensor.dtype, device="cpu")
-
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():
         try:
-            func(*tree_map_only(torch.Tensor, one, args), **(kwargs or {}))
+            func(*_one_of_each(args), **(kwargs or {}))
         except NotImplementedError:  # only a kernel of the host's is missing
             pass
         except RuntimeError as error:
             raise RuntimeError(_as_on_card(str(error))) from None
+
+
+def _one_of_each(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return constructors.zeros((1,) * value.dim(), dtype=value.dtype, device="cpu")
+    return list(map(_one_of_each, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _as_on_card(said: str) -> str:

@@ -29,10 +29,21 @@ def volume(theta: Tensor, *, align_corners: bool) -> Tensor:
     return functional.affine_grid(theta, size, align_corners=align_corners)
 
 
+def scaled(theta: Tensor, *, exponents: torch.dtype) -> Tensor:
+    return theta.ldexp(torch.ones(3, 4, dtype=exponents, device=theta.device))
+
+
 def step_of(operator: Operator, device: str) -> TrainingStep:
     def step() -> None:
         theta = torch.ones(IMAGES, 3, 4, device=device, requires_grad=True)
         operator(theta).square().sum().backward()
+
+    return TrainingStep(step=step)
+
+
+def forward_of(operator: Operator, device: str) -> TrainingStep:
+    def step() -> None:
+        operator(torch.ones(IMAGES, 3, 4, device=device))
 
     return TrainingStep(step=step)
 
@@ -44,6 +55,18 @@ def test_a_grid_takes_what_its_parts_take(
 ) -> None:
     monkeypatch.setattr(unobserved, "_inner_blocks", lambda found: set())
     build = partial(step_of, partial(operator, align_corners=align_corners))
+    real = unobserved.profiled_events(lambda: build("cpu"), 1)
+    traced = unobserved.traced_events(lambda: build("cuda"), 1, find_gpu("h100"))
+    assert_equal(real, traced)
+
+
+@pytest.mark.parametrize("exponents", [torch.float32, torch.int64])
+def test_scaling_by_powers_of_two_takes_what_it_takes_on_the_cpu(
+    exponents: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is `pow` and `mul`, or one kernel."""
+    monkeypatch.setattr(unobserved, "_inner_blocks", lambda found: set())
+    build = partial(forward_of, partial(scaled, exponents=exponents))
     real = unobserved.profiled_events(lambda: build("cpu"), 1)
     traced = unobserved.traced_events(lambda: build("cuda"), 1, find_gpu("h100"))
     assert_equal(real, traced)
