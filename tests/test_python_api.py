@@ -181,6 +181,18 @@ class TestReport:
         assert f"{grown:+,}" in str(comparison) == repr(comparison)
         assert "activations (saved)" in str(comparison)
 
+    def test_the_peak_of_a_phase_is_that_of_any_iteration(self) -> None:
+        def build() -> graphmem.TrainingStep:
+            model, sizes = a_model().cuda(), iter((BATCH, 2 * BATCH, BATCH))
+            return graphmem.TrainingStep(
+                step=lambda: squares(model(torch.randn(next(sizes), WIDTH).cuda())).backward()
+            )
+
+        report = graphmem.analyze(build, gpu="t4", steps=3)
+
+        rows = {row.name: row.before for row in report.compare(report).rows()}
+        assert rows[f"peak of {report.peak.phase}"] == report.peak.allocated
+
     def test_it_is_read_back_unchanged(self, report: Report) -> None:
         assert Report.from_json(report.to_json()) == report
         assert json.loads(report.to_json())["schema"] == "graphmem.report/1"

@@ -90,5 +90,5 @@ class ReportComparison:
 
 
 def _peak_of(report: Report, name: PhaseName) -> int:
-    phases = report.steps[-1].phases if report.steps else []
+    phases = (phase for step in report.steps for phase in step.phases)
     return max((phase.peak for phase in phases if phase.name == name), default=0)
