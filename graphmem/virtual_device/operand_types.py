@@ -1,4 +1,4 @@
-"""The types of operands that an operation refuses.
+"""The types and devices of operands that an operation refuses.
 
 A meta kernel computes shapes and looks at few types: `half @ float` has a result, where a card has
 an error. These operations are refused by code that every device shares (structured meta functions,
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from graphmem import constructors
+from graphmem.virtual_device.random import device_of
 
 aten = torch.ops.aten
 
@@ -63,6 +64,8 @@ _SHARED = frozenset(
 _NORMS = {aten.native_layer_norm.default: slice(2, 4), aten.native_group_norm.default: slice(1, 3)}
 """The places of their weights and biases."""
 
+_INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
+
 _OF_CARD = {"expected m1 and m2": "expected mat1 and mat2"}
 
 
@@ -72,6 +75,10 @@ def check_types(func: Any, args: Sequence[Any], kwargs: Any = None) -> None:
     Raises:
         RuntimeError: the operation takes no operands of these types.
     """
+    if kwargs and kwargs.get("generator") is not None:
+        _check_generator(kwargs["generator"], args, kwargs)
+    if func in _INDEXED:
+        _check_indices(args[0], args[1])
     if func is aten.convolution.default:
         _check_convolution(*args[:3])
     elif func in _NORMS:
@@ -92,12 +99,36 @@ def _are_usual(func: Any, args: Sequence[Any]) -> bool:
     return is_one or operands[0].is_meta or len(devices) > 1
 
 
+def _check_indices(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> None:
+    """`make_info` (TensorAdvancedIndexing.cpp)."""
+    for each in indices:
+        if each is not None and each.device.type not in ("cpu", tensor.device.type):
+            raise RuntimeError(
+                "indices should be either on cpu or on the same device as the indexed tensor "
+                f"({tensor.device})"
+            )
+
+
+def _check_generator(generator: Any, args: Sequence[Any], kwargs: Any) -> None:
+    """`check_generator` (aten/src/ATen/core/Generator.h), for what a card draws."""
+    first = args[0] if args else None
+    place = first.device if isinstance(first, torch.Tensor) else kwargs.get("device")
+    wanted = "cpu" if place is None else torch.device(place).type
+    found = device_of(generator)
+    if wanted == "cuda" != found:
+        raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{found}'")
+
+
 def _check_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     for name, other in (("weight", weight), ("bias", bias)):
-        if other is not None and other.dtype != x.dtype and not x.is_meta:
+        if other is not None and not x.is_meta and not _are_alike(x, other):
             raise RuntimeError(
                 f"Input type ({x.type()}) and {name} type ({other.type()}) should be the same"
             )
+
+
+def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and one.device.type == other.device.type
 
 
 def _check_norm(x: torch.Tensor, *weights: torch.Tensor | None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import weakref
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,8 @@ _DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val
 _STATE_BYTES = 16  # the seed and the offset, eight bytes each
 _SEEDS = 1 << 64
 
+_MADE: weakref.WeakValueDictionary[int, CudaGenerator] = weakref.WeakValueDictionary()
+"""The virtual GPU's generators, by their C++ objects."""
 _TorchGenerator: Any = torch.Generator
 _TorchMeta: Any = type(torch.Generator)
 
@@ -34,6 +37,11 @@ def random_replacements(devices: Devices) -> list[Replacement]:
         (torch, "Generator", Generator),
         (torch.cuda, "default_generators", generators),
     ]
+
+
+def device_of(generator: Any) -> str:
+    """The kind of device of a generator, also of one that C++ has handed on as its own."""
+    return "cuda" if generator._cdata in _MADE else str(generator.device.type)
 
 
 def draws_random_numbers(op: Op) -> bool:
@@ -79,7 +87,9 @@ class CudaGenerator(Generator):
 
     def __new__(cls, index: int) -> CudaGenerator:
         """Make what C++ sees as a CPU generator."""
-        return cast(CudaGenerator, _TorchGenerator.__new__(cls, "cpu"))
+        made = cast(CudaGenerator, _TorchGenerator.__new__(cls, "cpu"))
+        _MADE[made._cdata] = made
+        return made
 
     def __init__(self, index: int) -> None:
         """Make a generator of a device, with PyTorch's default seed."""

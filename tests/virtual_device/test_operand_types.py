@@ -1,4 +1,4 @@
-"""Operands whose types PyTorch refuses are refused on a virtual card, in PyTorch's words."""
+"""Operands whose types or devices PyTorch refuses are refused on a virtual card, in its words."""
 
 from __future__ import annotations
 
@@ -109,3 +109,20 @@ def test_what_pytorch_takes_is_taken(call: Callable[[Make], Any]) -> None:
     assert not told(call, "cpu")
     with graphmem.virtual_gpu("a100"):
         assert not told(call, "cuda")
+
+
+def test_operands_on_two_devices_are_refused() -> None:
+    """Convolution.cpp; TensorAdvancedIndexing.cpp, `make_info`; ATen/core/Generator.h."""
+    with graphmem.virtual_gpu("a100"):
+        image, layer = torch.ones(1, 3, 8, 8), torch.nn.Conv2d(3, 4, 3)
+        with pytest.raises(RuntimeError, match=r"Input type \(torch.cuda.FloatTensor\) and weight"):
+            layer(image.cuda())
+        with pytest.raises(RuntimeError, match=r"same device as the indexed tensor \(cpu\)"):
+            image[torch.zeros(2, dtype=LONG, device="cuda")]
+        with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator"):
+            torch.randn(2, device="cuda", generator=torch.Generator())
+
+        assert layer.cuda()(image.cuda()).is_cuda
+        assert image.cuda()[torch.zeros(2, dtype=LONG)].is_cuda
+        assert torch.randn(2, device="cuda", generator=torch.Generator("cuda")).is_cuda
+        assert not torch.randn(2, generator=torch.Generator()).is_cuda
