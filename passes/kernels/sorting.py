@@ -11,14 +11,20 @@ aten/src/ATen/native/cuda/Sort.cpp, SortStable.cu, ScanKernels.cpp, ScanUtils.cu
       (c) more rows are sorted as segments, with all positions;
   (3) running sums convert their input to the result's dtype and make it contiguous; CUB handles a
       single row.
+
+ATen/native/BucketizationUtils.h, `searchsorted_maybe_trim_input_tensors`:
+  (4) a search makes values, boundaries and their order contiguous, then casts values and boundaries
+      to their common dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
+
 from graphmem.graph import TensorOut
-from graphmem.kernel_program import Scratch, Step
+from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from . import cub_scans
 from .call import Call, Rule, during
@@ -135,9 +141,45 @@ def _length(call: Call, tensor: TensorOut) -> int:
     return tensor.shape[call.value("dim")] if tensor.shape else 1
 
 
+def _searched(call: Call) -> Iterator[Step]:
+    """Clause (4); each cast takes the place of the contiguous copy that it reads."""
+    yield from call.outputs()
+    boundaries = "boundaries" if call.name == "aten.bucketize" else "sorted_sequence"
+    given = {name: call.optional(name) for name in ("self", boundaries, "sorter")}
+    operands = {name: tensor for name, tensor in given.items() if tensor is not None}
+    held = {
+        name: contiguous_copy(tensor, name)
+        for name, tensor in operands.items()
+        if not is_contiguous(tensor)
+    }
+    yield from map(Take, held.values())
+    searched = [operands[name] for name in ("self", boundaries) if name in operands]
+    common = _common_dtype(searched)
+    for name in ("self", boundaries):
+        if name in operands and operands[name].dtype != common:
+            size = numel(operands[name]) * item_bytes(common)
+            cast = Scratch(f"{name} as {common}", size)
+            yield Take(cast)
+            if name in held:
+                yield Free(held[name])
+            held[name] = cast
+    yield from (Free(held[name]) for name in ("sorter", boundaries, "self") if name in held)
+
+
+def _common_dtype(tensors: list[TensorOut]) -> str:
+    """The dtype that PyTorch promotes to; tensors without dimensions weigh less."""
+    empty = [
+        torch.empty((0,) * len(each.shape), dtype=getattr(torch, each.dtype), device="meta")
+        for each in tensors
+    ]
+    return str(torch.result_type(empty[0], empty[-1])).removeprefix("torch.")
+
+
 RULES: Mapping[str, Rule] = {
     "aten.sort": _sort,
     "aten.cumsum": _running,
     "aten.cumprod": _running,
     "aten.logcumsumexp": _running,
+    "aten.bucketize": _searched,
+    "aten.searchsorted": _searched,
 }

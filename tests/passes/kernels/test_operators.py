@@ -86,6 +86,20 @@ class TestInSteps:
         assert Calls().call(aten.where.self, mask, numbers, halves) == [4000, "out0", -4000]
         assert Calls().call(aten.where.self, mask, halves, tensor(dtype=HALF)) == ["out0"]
 
+    def test_a_search_copies_and_casts_what_it_reads(self) -> None:
+        """Real runs on the CPU take these blocks in this order."""
+        values, bounds = tensor(40, 50), tensor(30)
+        across = tensor(50, 40).t()
+
+        assert Calls().call(aten.bucketize.Tensor, values, bounds) == ["out0"]
+        copied = Calls().call(aten.bucketize.Tensor, across, bounds)
+        assert copied == ["out0", 4 * 2000, -4 * 2000]
+        whole = tensor(40, 50, dtype=LONG)
+        assert Calls().call(aten.searchsorted.Tensor, bounds, whole) == ["out0", 8000, -8000]
+        halves = tensor(50, 40, dtype=HALF).t()
+        cast = ["out0", 4000, 8000, -4000, -8000]
+        assert Calls().call(aten.bucketize.Tensor, halves, bounds) == cast
+
 
 class TestSearches:
     """cuda/Sorting.cpp, cuda/TensorModeKernel.cpp; the recordings have row-major operands only."""
