@@ -57,6 +57,9 @@ def value_kernel(tensor: TensorOut) -> Kernel:
     return Kernel(item_bytes(tensor.dtype), accumulates_in_output=not is_half(tensor.dtype))
 
 
+_COMPLEX_AS_WIDE = {"float32": "complex64", "float64": "complex128"}
+
+
 def index_kernel(tensor: TensorOut) -> Kernel:
     """The largest or smallest value with its index: a pair."""
     return Kernel(_VALUE_AND_INDEX_BYTES, accumulates_in_output=False)
@@ -109,14 +112,16 @@ def compact(tensor: TensorOut, dtype: str | None = None) -> TensorOut:
 
 
 def _converting(call: Call) -> Iterator[Step]:
-    """Clause (1)."""
+    """Clause (1); complex numbers stay complex, as where a norm is real (`make_reduction`)."""
     tensor, out_dtype = call.tensor("self"), call.op.outputs[0].dtype
     yield from call.outputs()
-    is_fused = tensor.dtype == out_dtype or (is_half(tensor.dtype) and out_dtype == "float32")
+    is_complex = tensor.dtype.startswith("complex")
+    in_dtype = _COMPLEX_AS_WIDE.get(out_dtype, out_dtype) if is_complex else out_dtype
+    is_fused = tensor.dtype == in_dtype or (is_half(tensor.dtype) and in_dtype == "float32")
     held = []
     if not is_fused:
-        tensor = compact(tensor, out_dtype)
-        held.append(Scratch(f"the input as {out_dtype}", nbytes(tensor)))
+        tensor = compact(tensor, in_dtype)
+        held.append(Scratch(f"the input as {in_dtype}", nbytes(tensor)))
     yield from during(held, _over_dims(call, tensor, sum_kernel))
 
 

@@ -168,6 +168,15 @@ class TestOperators:
 
         assert program == ["out0"]
 
+    def test_the_norm_of_complex_numbers_copies_none(self) -> None:
+        """ATen/native/ReduceOpsUtils.h, `make_reduction`: they are read as complex numbers."""
+        numbers = tensor(10, 10, dtype=torch.complex64)
+        wider = aten.linalg_vector_norm.default, numbers, 2, [1], False
+
+        assert Calls().call(aten.linalg_vector_norm.default, numbers, 2, [1]) == ["out0"]
+        program = Calls().call(*wider, dtype=torch.complex128)
+        assert program == ["out0", 100 * 16, -100 * 16]
+
     @pytest.mark.parametrize(
         ("func", "args", "accumulator"),
         [
