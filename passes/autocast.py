@@ -93,10 +93,9 @@ class AutocastFindings:
             return
         yield f"autocast shrinks saved activations by {format_bytes(self.saved_bytes)}"
         yield f"its other casts allocate {format_bytes(self.cast_bytes)} in total"
-        yield (
-            f"its weight cache holds {format_bytes(self.cached_weight_bytes)} until the autocast "
-            "block exits"
-        )
+        if self.cached_weight_bytes:  # none under `cache_enabled=False`, as in Lightning
+            cached = format_bytes(self.cached_weight_bytes)
+            yield f"its weight cache holds {cached} until the autocast block exits"
 
 
 def find_autocast(graph: StepGraph, runtime: Runtime, annotations: Annotations) -> AutocastFindings:
