@@ -1,4 +1,4 @@
-"""The types and devices of operands that an operation refuses.
+"""The types, devices and overlaps of operands that an operation refuses.
 
 A meta kernel computes shapes and looks at few types: `half @ float` has a result, where a card has
 an error. These operations are refused by code that every device shares (structured meta functions,
@@ -17,6 +17,7 @@ Not covered: types for which a card has no kernel ("not implemented for 'Half'")
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -85,6 +86,27 @@ def check_types(func: Any, args: Sequence[Any], kwargs: Any = None) -> None:
         _check_norm(args[0], *args[_NORMS[func]])
     elif func in _SHARED and not _are_usual(func, args):
         rehearse(func, args, kwargs)
+    elif _writes_elements(func) and any(shared := _are_shared(args[0])):
+        rehearse(func, args, kwargs, shared)
+
+
+@cache
+def _writes_elements(func: Any) -> bool:
+    """Whether an operation writes into its first operand, element by element."""
+    name: str = func._schema.name
+    is_elementwise = torch.Tag.pointwise in func.tags or func is aten.copy_.default
+    return is_elementwise and name.endswith("_") and not name.endswith("__")
+
+
+def _are_shared(value: Any) -> list[bool]:
+    """For each dimension, whether its places are the same memory, as in an expanded tensor.
+
+    `has_internal_overlap` (aten/src/ATen/MemoryOverlap.cpp).
+    """
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return []
+    dims = zip(value.shape, value.stride(), strict=True)
+    return [stride == 0 and size > 1 for size, stride in dims]
 
 
 def _are_usual(func: Any, args: Sequence[Any]) -> bool:
@@ -140,11 +162,19 @@ def _check_norm(x: torch.Tensor, *weights: torch.Tensor | None) -> None:
             raise RuntimeError(f"expected scalar type {wanted} but found {found}")
 
 
-def rehearse(func: Any, args: Sequence[Any], kwargs: Any = None) -> None:
-    """Run an operation on one element of each operand's type, and raise what is refused."""
+def rehearse(
+    func: Any, args: Sequence[Any], kwargs: Any = None, shared: Sequence[bool] = ()
+) -> None:
+    """Run an operation on one element of each operand's type, and raise what is refused.
+
+    The first operand has two places in dimensions in which they are `shared`.
+    """
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():
+        first, *others = _one_of_each(args)
+        if any(shared):
+            first = first.expand([2 if each else 1 for each in shared])
         try:
-            func(*_one_of_each(args), **(kwargs or {}))
+            func(first, *others, **(kwargs or {}))
         except NotImplementedError:  # only a kernel of the host's is missing
             pass
         except RuntimeError as error:

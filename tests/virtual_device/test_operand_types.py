@@ -49,6 +49,8 @@ HALF, LONG, BOOL = torch.float16, torch.int64, torch.bool
         lambda ones: 1 - ones(4, dtype=BOOL),
         lambda ones: ones(4, dtype=LONG).std(),
         lambda ones: F.one_hot(ones(4), 4),
+        lambda ones: ones(1, 4).expand(3, 4).add_(1),
+        lambda ones: ones(4).expand(3, 4).copy_(ones(3, 4)),
     ],
 )
 def test_what_pytorch_refuses_on_the_host_is_refused_on_a_card(call: Callable[[Make], Any]) -> None:
@@ -97,6 +99,9 @@ def test_a_card_has_words_of_its_own(call: Callable[[Make], Any], words: str) ->
         lambda ones: ones(4, dtype=HALF).add_(ones(4)).mul_(ones(4, dtype=LONG)),
         lambda ones: ones(4, dtype=LONG).mul_(2).sub_(ones(4, dtype=torch.int32)),
         lambda ones: 1 - ones(4, dtype=LONG),
+        lambda ones: ones(1, 4).expand(3, 4).fill_(2),
+        lambda ones: ones(4, 4).index_add_(0, ones(2, dtype=LONG), ones(4).expand(2, 4)),
+        lambda ones: ones(3, 4).add_(ones(1, 4).expand(3, 4)).copy_(ones(4).expand(3, 4)),
         lambda ones: torch.where(ones(4, dtype=torch.uint8), ones(4), ones(4, dtype=HALF)),
         lambda ones: ones(4, 4, dtype=LONG) @ ones(4, 4, dtype=LONG),
         lambda ones: F.scaled_dot_product_attention(
