@@ -1024,3 +1024,16 @@ def matched_on_the_host(first: nn.Linear, second: nn.Linear) -> None:
     x = first(rows())
     best = np.asarray(x.detach().mT).argmin(axis=0)
     second(x[torch.as_tensor(best * 0, dtype=torch.int64)]).sum().backward()
+
+
+@program
+def gradient_of_the_gradient_of_samples(first: nn.Linear, second: nn.Linear) -> None:
+    image, places = first(rows(SIZE)), second(rows(SIZE))
+    grid = torch.stack([places, places], -1).tanh()
+    samples = functional.grid_sample(image[None, None], grid[None], align_corners=False)
+    both = torch.autograd.grad(samples.square().sum(), [image, places], create_graph=True)
+    sum(gradient.square().sum() for gradient in both).backward()
+
+
+if installed_release() < (2, 13):
+    del PROGRAMS["gradient_of_the_gradient_of_samples"]  # which has no derivative before

@@ -84,11 +84,6 @@ _SECOND = [
     "loss.backward()",
 ]
 WIDE_FAULTS = {
-    "the second derivative of grid_sample": [
-        "v0 = F.affine_grid((x * 1)[None, :2, :3], (1, 1, 6, 6), align_corners=False)",
-        "v1 = F.grid_sample((x * 1)[None, None], v0, align_corners=False)",
-        *_SECOND,
-    ],
     "several hooks before a node": [
         "v0 = x * 1",
         *["v0.grad_fn.register_prehook(lambda go: doubled(go))"] * 2,
