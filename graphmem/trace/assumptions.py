@@ -35,19 +35,15 @@ class Assumptions:
         if self.is_strict:
             where = "" if source is None else f" at {source.in_words}"
             raise StrictError(what, where, value, why)
-        self.leave_out(what, value, why, source, highest)
+        self._add(Assumption(what, value, why, source, highest=highest))
 
-    def leave_out(
-        self,
-        what: str,
-        value: str,
-        why: str,
-        source: Source | None,
-        highest: int | None = None,
-    ) -> None:
+    def leave_out(self, what: str, value: str, why: str, source: Source | None) -> None:
         """Note what differs from a run on a card, but not in its memory."""
+        self._add(Assumption(what, value, why, source))
+
+    def _add(self, new: Assumption) -> None:
         for known in self._noted:
-            if (known.what, known.value, known.source) == (what, value, source):
+            if (known.what, known.value, known.source) == (new.what, new.value, new.source):
                 known.times += 1
                 return
-        self._noted.append(Assumption(what, value, why, source, highest=highest))
+        self._noted.append(new)
