@@ -22,6 +22,7 @@ import itertools
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 import warnings
@@ -86,7 +87,8 @@ class KeptFiles:
             return native(file)
 
         yield builtins, "open", opened
-        yield io, "open", opened  # pathlib's
+        for module in (io, sys.modules[builtins.open.__module__]):  # pathlib's, pickle's
+            yield module, "open", opened
         yield torch.serialization, "_open_zipfile_writer", opened_by_torch
 
     def _of_safetensors(self, module: ModuleType) -> AbstractContextManager[None]:
