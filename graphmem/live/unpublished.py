@@ -32,6 +32,8 @@ _OTHERS = (
     *("create_repo", "create_branch", "create_tag", "delete_repo"),
     *("preupload_lfs_files", "upload_large_folder"),
 )
+_OF_BUCKETS = ("batch_bucket_files", "delete_bucket")
+"""What writes into a bucket; `sync_bucket` calls the first."""
 
 Note = Callable[[str, str], None]
 """Reports what was left out, and what was done instead."""
@@ -70,6 +72,9 @@ def _without_commits(module: Any, note: Note) -> AbstractContextManager[None]:
 
         def call(api: Any, *args: Any, **kwargs: Any) -> Any:
             given = arguments_of.bind(api, *args, **kwargs).arguments
+            if name in _OF_BUCKETS:
+                note(f"{name} of {given['bucket_id']}", "left out")
+                return None
             repository = _address(module, api, given["repo_id"], given.get("repo_type"))
             if name == "create_repo":
                 return repository
@@ -78,7 +83,7 @@ def _without_commits(module: Any, note: Note) -> AbstractContextManager[None]:
 
         return call
 
-    names = [name for name in (*_COMMITS, *_OTHERS) if hasattr(module.HfApi, name)]
+    names = [name for name in (*_COMMITS, *_OTHERS, *_OF_BUCKETS) if hasattr(module.HfApi, name)]
     functions = {name: standing_in(name) for name in names}
     of_class = [(module.HfApi, name, each) for name, each in functions.items()]
     of_module = [(module, name, partial(each, module.api)) for name, each in functions.items()]

@@ -49,13 +49,18 @@ def test_an_average_that_is_never_called_is_a_model_under_its_own_name() -> None
 
 
 def test_what_runs_without_gradients_after_the_step_is_an_evaluation() -> None:
-    """Its peak adds 512 rows of samples to their input, which the optimizer's has at its end."""
+    """Its peak adds 512 rows of samples to their input, which the optimizer's has at its end.
+
+    From 2.15 on a product with a bias allocates cublasLt's workspace.
+    """
+    samples, workspace = 4 * 512 * 32, 1 << 20
     report = averaged(samples=True)
 
     for step in report.steps:
         phases = {phase.name: phase for phase in step.phases}
         assert list(phases) == ["forward", "backward", "optimizer", "evaluation"]
-        assert phases["evaluation"].peak == phases["evaluation"].start + 4 * 512 * 32
+        added = phases["evaluation"].peak - phases["evaluation"].start
+        assert added in (samples, samples + workspace)
 
 
 def test_a_forward_pass_ends_an_evaluation() -> None:
