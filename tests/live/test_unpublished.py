@@ -36,7 +36,7 @@ if hasattr(HfApi, "batch_bucket_files"):
 try:
     upload_folder(folder="out")
 except TypeError as error:
-    print(error)
+    print("'repo_id'" in str(error))
 """
 # Nothing listens there: what is sent to the Hub fails.
 NOWHERE = {"HF_ENDPOINT": "http://127.0.0.1:1"}
@@ -55,7 +55,7 @@ def test_the_hub_gets_nothing(tmp_path: Path) -> None:
         "me/small",
         f"http://127.0.0.1:1/me/small/commit/{'0' * 40}",
         "me/words",
-        "missing a required argument: 'repo_id'",
+        "True",
     ]
     report = " ".join(done.stderr.split())
     for left_out in (
