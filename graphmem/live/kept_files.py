@@ -14,6 +14,7 @@ except for `torch.save` and safetensors' `save_file`.
 
 from __future__ import annotations
 
+import _io
 import builtins
 import functools
 import importlib
@@ -22,7 +23,6 @@ import itertools
 import os
 import shutil
 import stat
-import sys
 import tempfile
 import time
 import warnings
@@ -87,8 +87,8 @@ class KeptFiles:
             return native(file)
 
         yield builtins, "open", opened
-        for module in (io, sys.modules[builtins.open.__module__]):  # pathlib's, pickle's
-            yield module, "open", opened
+        yield io, "open", opened  # pathlib's
+        yield _io, "open", opened  # where pickle looks for it, from Python 3.13 on
         yield torch.serialization, "_open_zipfile_writer", opened_by_torch
 
     def _of_safetensors(self, module: ModuleType) -> AbstractContextManager[None]:
