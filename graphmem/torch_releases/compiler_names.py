@@ -19,6 +19,8 @@ WHERE_MODES_ARE_LOOKED_FOR = (
 
 COMPILER_NAMES = (
     Names("torch", "compile", "programs that call it", _COMPILED),
+    Names("torch._C", "_get_dispatch_mode _TorchDispatchModeKey", "make_fx", "a program's make_fx"),
+    Names("torch.utils._pytree", "tree_map_only", "a program's fake mode", "such programs"),
     Names("torch.export", "export", "the exporter's own operations", "torch.export"),
     Names(
         "torch.utils._python_dispatch",

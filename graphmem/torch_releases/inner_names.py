@@ -71,8 +71,6 @@ INNER_NAMES = (
         _BACKWARD,
         (2, 14),
     ),
-    Names("torch._C", "_get_dispatch_mode _TorchDispatchModeKey", "make_fx", "a program's make_fx"),
-    Names("torch.utils._pytree", "tree_map_only", "a program's fake mode", "such programs"),
     Names("torch.autograd.graph", "disable_saved_tensors_hooks", "torch.func", "torch.func"),
     Names("torch.autograd.graph.save_on_cpu", "__init__", "its copies", "programs that use it"),
     Names(
@@ -84,7 +82,9 @@ INNER_NAMES = (
     Names(
         "torch.utils.checkpoint._CheckpointFrame",
         "save_inputs",
-        *("the inputs that checkpoints save", "checkpointing", (2, 12)),
+        "the inputs that checkpoints save",
+        "checkpointing",
+        since=(2, 12),
     ),
     Names("torch.utils.checkpoint", "_NoopSaveInputs", "the same", "checkpointing", before=(2, 12)),
     Names("torch.utils.checkpoint._VersionWrapper", "__init__", "selective ones", "their results"),
@@ -101,8 +101,7 @@ INNER_NAMES = (
     Names(
         "torch.Tensor",
         "record_stream pin_memory is_pinned cuda to data grad type type_as float double "
-        "half bfloat16 "
-        "new_empty new_empty_strided new_full new_ones new_tensor new_zeros "
+        "half bfloat16 new_empty new_empty_strided new_full new_ones new_tensor new_zeros "
         "cpu data_ptr __reduce_ex__ share_memory_ is_shared",
         "moves to the virtual GPU, the program's casts, addresses",
         _NO_TRACE,

@@ -177,8 +177,8 @@ class TraceMode(TorchDispatchMode):
             return NotImplemented  # the tensors inside come here once unwrapped
         if self._recorder.overwritten:
             overwritten.check(self._recorder, func, tensors_of((args, *kwargs.values())))
-        if proxies.take_over(args, kwargs):
-            return proxies.run(self, func, types, args, kwargs)
+        if (mode := proxies.mode_in_charge(args, kwargs)) is not None:
+            return proxies.run(mode, self, func, types, args, kwargs)
         with self._one_at_a_time:
             self.numbers.go_on()
             return self._handlers[func](func, types, args, kwargs)

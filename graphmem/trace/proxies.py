@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from graphmem.trace.operands import tensors_of
 from graphmem.virtual_device.fake_mode import VirtualFakeMode
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
-_MODE = torch._C._TorchDispatchModeKey.PROXY
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
 class _Program:
@@ -25,21 +25,25 @@ class _Program:
     """Whether it has been in a fake mode: from then on its fake tensors are looked for."""
 
 
-def take_over(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether `make_fx` notes operations now, or a fake mode of the program's runs this one."""
-    notes = torch._C._get_dispatch_mode(_MODE) is not None
-    return notes or _own_fake_mode(args, kwargs) is not None
+def mode_in_charge(args: Any, kwargs: dict[str, Any]) -> Any:
+    """`make_fx`'s mode, if it notes operations now, or the program's that runs this one."""
+    notes: Any = torch._C._get_dispatch_mode(_PROXY)
+    return _own_fake_mode(args, kwargs) if notes is None else notes
 
 
 def run(
-    trace: AbstractContextManager[Any], func: Any, types: Any, args: Any, kwargs: dict[str, Any]
+    mode: Any,
+    trace: AbstractContextManager[Any],
+    func: Any,
+    types: Any,
+    args: Any,
+    kwargs: dict[str, Any],
 ) -> Any:
     """Let `make_fx` note an operation, and run it in the trace or the program's fake mode."""
+    if isinstance(mode, FakeTensorMode):
+        return _faked(mode, func, args, kwargs)
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-    mode: Any = torch._C._get_dispatch_mode(_MODE)
-    if mode is None:
-        return _faked(func, args, kwargs)
     with disable_proxy_modes_tracing(), trace:
         return mode.__torch_dispatch__(func, types, args, kwargs)
 
@@ -61,9 +65,7 @@ def _own_fake_mode(args: Any, kwargs: dict[str, Any]) -> Any:
     return None if own is None else own.fake_mode
 
 
-def _faked(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    mode: Any = _own_fake_mode(args, kwargs)
-
+def _faked(mode: FakeTensorMode, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def known(tensor: FakeTensor) -> FakeTensor:  # the card's are real ones to it
         is_on_card = not is_own_fake(tensor) and mode.allow_non_fake_inputs
         fake: FakeTensor = mode.from_tensor(tensor) if is_on_card else tensor

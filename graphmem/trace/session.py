@@ -353,7 +353,8 @@ class Session:
             if known() is not optimizer:
                 self._optimizers[id(optimizer)] = weakref.ref(optimizer)
                 naming.name_models(self.recorder, self.location)
-            naming.name_replaced(self.recorder, self.location, optimizer)
+            else:
+                naming.name_replaced(self.recorder, self.location, optimizer)
             if _has_gradients(optimizer):
                 naming.name_optimizer(self.recorder, optimizer)
             self.recorder.phases.optimizer_steps()
