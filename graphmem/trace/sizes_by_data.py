@@ -29,7 +29,7 @@ from graphmem.trace.packed_rows import PackedRowsMode
 from graphmem.values.limits import is_carried
 from graphmem.values.rules import MOST_SELECTED, selected_of
 from graphmem.virtual_device.notes import NOTHING
-from graphmem.virtual_device.operand_types import check_types
+from graphmem.virtual_device.operand_checks import check_operands
 
 aten = torch.ops.aten
 
@@ -135,7 +135,7 @@ class SizesByDataMode(PackedRowsMode):
             self._handlers[nms.default] = self._sized_by_data
 
     def _masked_select(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        check_types(func, args)
+        check_operands(func, args)
         tensor, mask = args
         if not isinstance(tensor, FakeTensor):  # a host tensor with a mask on the card
             tensor = mask

@@ -25,7 +25,7 @@ from graphmem.gpus import Gpu
 from graphmem.torch_releases import Release, installed_release
 from graphmem.torch_releases.differences import EFFICIENT_ATTENTION_SHARES_KEYS
 from graphmem.virtual_device.encoder_layers import FastPaths
-from graphmem.virtual_device.operand_types import check_types
+from graphmem.virtual_device.operand_checks import check_operands
 from graphmem.virtual_device.patching import Replacement, replaced
 
 aten = torch.ops.aten
@@ -66,7 +66,7 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        check_types(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask))
+        check_operands(aten.scaled_dot_product_attention.default, (query, key, value, attn_mask))
         is_for_math = attn_mask is not None and attn_mask.stride(-1) != 1
         attn_mask = additive(attn_mask, query.dtype)
         if is_for_math:  # the others need contiguous rows (`check_last_dim_stride_equals_1_dense`)

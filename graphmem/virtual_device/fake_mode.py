@@ -23,7 +23,7 @@ from graphmem.torch_releases.manifest import check_supported
 from graphmem.values.held import HeldValues
 from graphmem.virtual_device.class_losses import LOSSES, with_longs
 from graphmem.virtual_device.layouts import LAYOUTS, VIEWS, view_of
-from graphmem.virtual_device.operand_types import check_types
+from graphmem.virtual_device.operand_checks import check_operands
 from graphmem.virtual_device.operators import KERNELS
 from graphmem.virtual_device.subclasses import as_plain
 
@@ -133,7 +133,7 @@ class VirtualFakeMode(FakeTensorMode):
         self, key: tuple[Any, ...] | None, func: Any, types: Any, args: Sequence[Any], kwargs: Any
     ) -> Any:
         """Have PyTorch dispatch, and keep its cache's answer: from now on it is found faster."""
-        check_types(func, args, kwargs)
+        check_operands(func, args, kwargs)
         of_thread = self._of_thread
         outer, of_thread.key = of_thread.key, None
         try:
