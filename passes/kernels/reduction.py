@@ -7,13 +7,13 @@ ReduceLogicKernel.cu).
 
   (1) `sum`, `mean`, `prod` and norms whose result has a different dtype convert their input first,
       a full copy, unless they turn 16 bits into float32 (aten/src/ATen/native/ReduceOps.cpp,
-      `make_reduction`).
+      `make_reduction`); complex numbers stay complex, as where a norm is real.
   (2) `max`, `min`, `argmax`, `argmin` and `aminmax` without a dimension make their input
       contiguous.
   (3) `logsumexp` allocates the maxima, their mask, and the exponentials of the whole input.
   (4) `any` and `all` of a single element convert it (ReduceOps.cpp, `allany_impl`).
 
-Not covered: complex numbers.
+Not covered: complex numbers, but for clause (1).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from .layout import (
 from .staging import Kernel, reduction_scratch
 
 _VALUE_AND_INDEX_BYTES = 16
+_COMPLEX_AS_WIDE = {"float32": "complex64", "float64": "complex128"}
 
 KernelOf = Callable[[TensorOut], Kernel]
 
@@ -55,9 +56,6 @@ def sum_kernel(tensor: TensorOut) -> Kernel:
 def value_kernel(tensor: TensorOut) -> Kernel:
     """The largest or smallest value, in the input's dtype."""
     return Kernel(item_bytes(tensor.dtype), accumulates_in_output=not is_half(tensor.dtype))
-
-
-_COMPLEX_AS_WIDE = {"float32": "complex64", "float64": "complex128"}
 
 
 def index_kernel(tensor: TensorOut) -> Kernel:
@@ -112,7 +110,7 @@ def compact(tensor: TensorOut, dtype: str | None = None) -> TensorOut:
 
 
 def _converting(call: Call) -> Iterator[Step]:
-    """Clause (1); complex numbers stay complex, as where a norm is real (`make_reduction`)."""
+    """Clause (1)."""
     tensor, out_dtype = call.tensor("self"), call.op.outputs[0].dtype
     yield from call.outputs()
     is_complex = tensor.dtype.startswith("complex")

@@ -28,6 +28,14 @@ RANKS = ROOT / "fixtures" / "ranks"
 RECORDED = ROOT / "fixtures" / "cuda" / "ranks"
 
 SLOW = pytest.mark.slow
+REDUCED_AND_DROPPED = (
+    "weight = torch.ones(1 << 18, device='cuda', requires_grad=True)",
+    "for _ in range(3):",
+    "    (weight * weight).sum().backward()",
+    "    dist.all_reduce(weight.grad, async_op=True).get_future().wait()",
+    "    weight.grad = None",
+)
+"""Three steps' gradients, of 1 MiB each, as a program reduces and drops them."""
 BEFORE_2_15 = pytest.mark.skipif(
     installed_release() >= (2, 15), reason="its Python frees and gathers in another order"
 )
@@ -708,11 +716,7 @@ class TestWorlds:
         script = self.script(
             tmp_path,
             "dist.init_process_group('nccl')",
-            "weight = torch.ones(1 << 18, device='cuda', requires_grad=True)",
-            "for _ in range(3):",
-            "    (weight * weight).sum().backward()",
-            "    dist.all_reduce(weight.grad, async_op=True).get_future().wait()",
-            "    weight.grad = None",
+            *REDUCED_AND_DROPPED,
             "print(torch.cuda.max_memory_allocated() + (1 << 20))",
         )
 
@@ -732,11 +736,7 @@ class TestWorlds:
             tmp_path,
             "dist.init_process_group('nccl')",
             "torch.cuda.set_per_process_memory_fraction(6.5 / 81157)  # of an A100's MiB",
-            "weight = torch.ones(1 << 18, device='cuda', requires_grad=True)",
-            "for _ in range(3):",
-            "    (weight * weight).sum().backward()",
-            "    dist.all_reduce(weight.grad, async_op=True).get_future().wait()",
-            "    weight.grad = None",
+            *REDUCED_AND_DROPPED,
         )
 
         done = run("--nproc-per-node", "2", script)

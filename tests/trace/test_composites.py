@@ -48,25 +48,29 @@ def forward_of(operator: Operator, device: str) -> TrainingStep:
     return TrainingStep(step=step)
 
 
-@pytest.mark.parametrize("align_corners", [False, True])
-@pytest.mark.parametrize("operator", [plane, volume])
-def test_a_grid_takes_what_its_parts_take(
-    operator: Callable[..., Tensor], align_corners: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def with_inner_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare what an operator allocates and frees within itself, too."""
     monkeypatch.setattr(unobserved, "_inner_blocks", lambda found: set())
-    build = partial(step_of, partial(operator, align_corners=align_corners))
+
+
+def assert_same_on_both(build: Callable[[str], TrainingStep]) -> None:
     real = unobserved.profiled_events(lambda: build("cpu"), 1)
     traced = unobserved.traced_events(lambda: build("cuda"), 1, find_gpu("h100"))
     assert_equal(real, traced)
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("operator", [plane, volume])
+def test_a_grid_takes_what_its_parts_take(
+    operator: Callable[..., Tensor], align_corners: bool
+) -> None:
+    assert_same_on_both(partial(step_of, partial(operator, align_corners=align_corners)))
 
 
 @pytest.mark.parametrize("exponents", [torch.float32, torch.int64])
 def test_scaling_by_powers_of_two_takes_what_it_takes_on_the_cpu(
-    exponents: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    exponents: torch.dtype,
 ) -> None:
     """Which is `pow` and `mul`, or one kernel."""
-    monkeypatch.setattr(unobserved, "_inner_blocks", lambda found: set())
-    build = partial(forward_of, partial(scaled, exponents=exponents))
-    real = unobserved.profiled_events(lambda: build("cpu"), 1)
-    traced = unobserved.traced_events(lambda: build("cuda"), 1, find_gpu("h100"))
-    assert_equal(real, traced)
+    assert_same_on_both(partial(forward_of, partial(scaled, exponents=exponents)))

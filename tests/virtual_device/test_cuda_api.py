@@ -84,9 +84,13 @@ class TestRestoring:
         # a module's lazy imports happen at its first inspection
         return [dict(vars(each)) for each in self.TOUCHED]
 
-    def test_every_attribute_is_what_it_was(self) -> None:
+    @pytest.fixture(autouse=True)
+    def after_a_first_one(self) -> None:
+        """The first virtual GPU of a process imports modules of PyTorch."""
         with VirtualGpu("a100"):
             torch.cuda.memory_allocated()
+
+    def test_every_attribute_is_what_it_was(self) -> None:
         before = self.looks()
 
         with VirtualGpu("a100"):
