@@ -120,6 +120,12 @@ COMPILER_NAMES = (
         _COMPILED,
     ),
     Names("torch._guards.Guard", "create", "guards of hidden hooks", _COMPILED),
+    Names(
+        "torch._dynamo.guards.CheckFunctionManager", "__init__", "guards of real tensors", _COMPILED
+    ),
+    Names(
+        "torch.utils._python_dispatch", "BaseTorchDispatchMode", "guards of real tensors", _COMPILED
+    ),
     Names("torch._functorch.aot_autograd", "process_inputs", "the compiler's inputs", _COMPILED),
     *(
         Names(owner, "detect_fake_mode", "the mode of the compiler's trace", _COMPILED)

@@ -76,6 +76,28 @@ for _ in range(2):
 """
 
 
+NUMBERS_OF_THE_HOST = """
+import torch
+
+parameter = torch.zeros(64, device="cuda")
+rate = torch.tensor(0.0)
+compiled = 0
+
+def count(graph, inputs):
+    global compiled
+    compiled += 1
+    return graph.forward
+
+@torch.compile(backend=count, dynamic=False)
+def step(parameter, rate):
+    parameter.sub_(rate)
+
+for number in range(4):
+    step(parameter, rate.fill_(number))
+print("compiled", compiled, "times")
+"""
+
+
 def test_a_step_of_one_graph_is_an_optimizer_phase_with_named_state(
     tmp_path: Path, run_graphmem: Callable[..., Outcome]
 ) -> None:
@@ -106,6 +128,18 @@ def test_compiled_code_that_is_not_differentiated_begins_no_step(
     phases = [[each["name"] for each in step["phases"]] for step in report["steps"]]
     assert phases == [["forward", "backward", "optimizer"]] * 2
     assert report["steps"][0]["phases"][0]["start"] >= 64 * 64 * 4 + (1 << 20)
+
+
+def test_a_rate_on_the_host_does_not_compile_each_step_again(
+    tmp_path: Path, run_graphmem: Callable[..., Outcome]
+) -> None:
+    """Without graphmem it is compiled once; on torch 2.9 guards of the host's tensors failed."""
+    script = tmp_path / "train.py"
+    script.write_text(NUMBERS_OF_THE_HOST)
+
+    outcome = run_graphmem("run", "--gpu", "h100", str(script))
+
+    assert "compiled 1 times" in outcome.stdout
 
 
 def _report_of(script: str, folder: Path, run_graphmem: Callable[..., Outcome]) -> Any:

@@ -19,6 +19,7 @@ from torch._guards import Guard, TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import proxy_tensor
 from torch.optim import optimizer as optimizers
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from graphmem.frames import Origin, origin_of
 from graphmem.torch_releases import installed_release
@@ -74,6 +75,7 @@ def replacements(unwatched: Unwatched, savings: Savings) -> list[Replacement]:
         *fake_constants(unwatched),
         *_switches_of_devices(),
         *_tensors_of_traces(),
+        *_guards_under_modes(),
     ]
 
 
@@ -142,6 +144,26 @@ def _into_the_trace(process: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return process_inputs
+
+
+def _guards_under_modes() -> Iterator[Replacement]:
+    """Make guards for the dispatch keys that real tensors have where compiled code is called.
+
+    A mode adds Python's keys to those of every tensor, and Dynamo compiles without graphmem's. So,
+    before torch 2.10, the guards of a real tensor, which is on the CPU, failed at each call, which
+    compiled again. Later guards leave these keys out (PR #164992, torch/csrc/dynamo/guards.h).
+    """
+    if installed_release() >= (2, 10):
+        return
+    checks = importlib.import_module("torch._dynamo.guards").CheckFunctionManager
+    make = checks.__init__
+
+    @functools.wraps(make)
+    def make_under_mode(*args: Any, **kwargs: Any) -> None:
+        with BaseTorchDispatchMode():
+            make(*args, **kwargs)
+
+    yield checks, "__init__", make_under_mode
 
 
 def factories(unwatched: Unwatched) -> list[Replacement]:
