@@ -12,7 +12,8 @@ Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
       card may reserve them longer. Those between `_start_coalescing` and `_end_coalescing` have one
       work for all, without a result; each pair of ranks has its own stream for the others
       (`getKeySendRecv`);
-  (5) the work of any other collective holds its arguments until it is waited for. If nobody waits,
+  (5) the work of any other collective holds its arguments, among them the list that `allgather`
+      copies to, until it is waited for. If nobody waits,
       as when only its future is taken, a later collective of the group releases them
       (`graphmem.ranks.unwaited`).
 
@@ -264,7 +265,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self, outputs: Sequence[list[torch.Tensor]], inputs: Tensors, opts: Any = None
     ) -> DoneWork:
         """Give every rank what each sends (clause 1)."""
-        held: list[Any] = [list(inputs)]
+        held: list[Any] = [list(inputs), [list(gathered) for gathered in outputs]]
         for gathered, sent in zip(outputs, inputs, strict=True):
             held.append(flat_like(gathered))
             copy_to_each(self._mail, gathered, sent)

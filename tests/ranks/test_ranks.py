@@ -562,6 +562,23 @@ class TestWorlds:
 
         assert (done.exit_code, done.stdout) == (0, "36 68\n")
 
+    def test_a_list_that_nobody_keeps_is_held_by_its_collective(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """1 MiB, two of the list and two of the flat tensor; nanochat's peak has such lists."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "sent = torch.ones(1 << 18, device='cuda')",
+            "def listed(): return [torch.empty_like(sent) for _ in range(2)]",
+            "dist.all_gather(listed(), sent, async_op=True).get_future().wait()",
+            "print(torch.cuda.memory_allocated() >> 20)",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert (done.exit_code, done.stdout) == (0, "5\n")
+
     def test_a_barrier_leaves_a_byte_on_the_card(self, run: Run, tmp_path: Path) -> None:
         """A block of 512 bytes, which the next barrier replaces."""
         script = self.script(
