@@ -26,6 +26,7 @@ INSTALLED = ("site-packages", "dist-packages")
 """Folders that hold installed packages (Python's site module; Debian's)."""
 
 _GRAPHMEM = Path(__file__).parent
+_ABSENT_PACKAGES = str(_GRAPHMEM / "virtual_device" / "stand_ins" / "_").removesuffix("_")
 _STANDARD_LIBRARY = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
 _acting: set[CodeType] = set()
 
@@ -52,6 +53,11 @@ def origin_of(file: str) -> Origin:
     if file.startswith((*_STANDARD_LIBRARY, "<frozen")):
         return Origin.STANDARD_LIBRARY
     return Origin.USER
+
+
+def is_of_absent_package(file: str) -> bool:
+    """Whether a file is graphmem's, and stands in for one of a package that is not installed."""
+    return file.startswith(_ABSENT_PACKAGES)
 
 
 def is_program(file: str) -> bool:

@@ -38,12 +38,14 @@ def extra_peak(before: int) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def test_flash_attention_allocates_what_its_source_says() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flash_attention_allocates_what_its_source_says(compiled: bool) -> None:
     """`mha_fwd` and `mha_bwd` of csrc/flash_attn/flash_api.cpp; 8 heads share 2 of keys."""
     queries, keys = 2 * 256 * 8 * 64, 2 * 256 * 2 * 64
     sums = 2 * 8 * 256 * FLOAT
     with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]) as gpu:
         attend = importlib.import_module("flash_attn").flash_attn_func
+        attend = torch.compile(attend, fullgraph=True) if compiled else attend
         q, k, v = tensor(2, 256, 8, 64), tensor(2, 256, 2, 64), tensor(2, 256, 2, 64)
         before = gpu.allocated
         out = attend(q, k, v, causal=True)
@@ -179,12 +181,14 @@ def test_flash_attention_splits_few_queries_over_many_keys() -> None:
         del out
 
 
-def test_packed_sequences_pad_each_to_a_block() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_packed_sequences_pad_each_to_a_block(compiled: bool) -> None:
     """`mha_varlen_bwd`: 128 more rows for each of three sequences."""
     rows, heads, width = 600, 4, 64
     padded = (rows + 3 * 128) * heads
     with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]) as gpu:
         attend = importlib.import_module("flash_attn").flash_attn_varlen_func
+        attend = torch.compile(attend, fullgraph=True) if compiled else attend
         starts = torch.tensor([0, 100, 300, 600], dtype=torch.int32, device="cuda")
         q, k, v = (tensor(rows, heads, width) for _ in range(3))
         out = attend(q, k, v, starts, starts, 300, 300, causal=True)

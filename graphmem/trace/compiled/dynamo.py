@@ -21,7 +21,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 
-from graphmem.frames import Origin, origin_of
+from graphmem.frames import Origin, is_of_absent_package, origin_of
 from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.compiler_names import WHERE_MODES_ARE_LOOKED_FOR
 from graphmem.trace.compiled.savings import Savings
@@ -214,7 +214,8 @@ def _with_stand_ins(rules: dict[Any, Any]) -> dict[Any, Any]:
 def leave_own_frames() -> None:
     """Keep Dynamo from compiling graphmem's frames, and their callees, after a graph break.
 
-    It may still inline them: a stand-in that the program calls is part of the program.
+    It may still inline them: a function that the program calls in place of PyTorch's is part of the
+    program. The functions of absent packages are compiled as the packages' own.
     """
     frames: Any = torch._C._dynamo.eval_frame
     skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
@@ -247,7 +248,8 @@ def _is_graphmems(module: Any) -> bool:
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
     """The code of a graphmem function, and of the functions defined in it."""
-    if origin_of(code.co_filename) is Origin.GRAPHMEM:
+    file = code.co_filename
+    if origin_of(file) is Origin.GRAPHMEM and not is_of_absent_package(file):
         yield code
         for constant in code.co_consts:
             if isinstance(constant, CodeType):

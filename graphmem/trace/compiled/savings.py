@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from graphmem.compiled_code import CompiledCode, CompiledGraph, GraphBreak
-from graphmem.frames import Origin, origin_of, short_path
+from graphmem.frames import Origin, is_of_absent_package, origin_of, short_path
 from graphmem.graph import Source
 from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.differences import FORWARD_NODES_ARE_TAGGED
@@ -69,7 +69,7 @@ class Savings:
         what = next(filter(None, lines), "")
         frames = list(reason.user_stack or ())
         if frames and _is_own(frames[-1]):
-            if _WANTED not in what:
+            if _WANTED not in what and not is_of_absent_package(frames[-1].filename):
                 self._unknowns.broke()
                 return
             frames = [each for each in frames if origin_of(each.filename) is Origin.USER]

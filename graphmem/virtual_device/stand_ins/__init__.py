@@ -135,7 +135,7 @@ def standing_in(stand_ins: Iterable[StandIn], gpu: Gpu) -> Iterator[None]:
         for each in stand_ins:
             modules = each.modules(gpu)
             given = {
-                name: made(name, held) for name, held in modules.items() if not _is_installed(name)
+                name: made(name, held) for name, held in modules.items() if not is_installed(name)
             }
             stack.callback(_forget, given)
             sys.modules.update(given)
@@ -187,7 +187,7 @@ class _Refused(type):
         cls._refuse()
 
 
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Whether Python finds a module's package without a stand-in."""
     top = name.partition(".")[0]
     module = sys.modules.get(top)

@@ -20,8 +20,9 @@ import torch.nn.functional as F  # noqa: N812
 
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.messages import NoStandInPartError
-from graphmem.virtual_device.stand_ins import StandIn, bert_padding, lacking
-from graphmem.virtual_device.stand_ins.flash_attn_kernels import kernels
+from graphmem.virtual_device.stand_ins import StandIn, bert_padding, is_installed, lacking
+from graphmem.virtual_device.stand_ins.flash_attn_kernels import KERNELS
+from graphmem.virtual_device.stand_ins.flash_attn_operators import register
 
 _INSTALL = (
     "FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE "
@@ -38,22 +39,19 @@ class _Attention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, calls: Any, lengths: Any, options: Any, *given: Any) -> Any:
+    def forward(ctx: Any, lengths: Any, options: Any, *given: Any) -> Any:
         q, k, v = (_padded(each) for each in _parts(given))
-        dropout, _, _, window, softcap, slopes, _, returns = options
-        operands = [_contiguous(each) for each in (q, k, v)]
-        rest = (dropout, 0.0)
-        window_and_more = (*window, softcap, returns and dropout > 0, None)
+        dropout, scale, causal, window, softcap, slopes, _, returns = options
+        args = (dropout, _scale(scale, given), causal, *window, softcap, slopes)
+        returns_all = returns and dropout > 0
         if lengths is None:
-            args = (*operands, None, slopes, *rest, False, *window_and_more)
-            out, sums, probabilities, state = calls["fwd"](*args)
+            found = torch.ops.flash_attn._flash_attn_forward(q, k, v, *args, returns_all)
         else:
-            starts, starts_k, most, most_k = lengths
-            args = (*operands, None, starts, starts_k, None, None, None, slopes, most, most_k)
-            found = calls["varlen_fwd"](*args, *rest, False, False, *window_and_more)
-            out, sums, probabilities, state = found
+            attend = torch.ops.flash_attn._flash_attn_varlen_forward
+            found = attend(q, k, v, *lengths, *args, returns_all)
+        out, sums, probabilities, state = found
         ctx.save_for_backward(q, k, v, out, sums, state, *(lengths or ())[:2])
-        ctx.calls, ctx.longest, ctx.options = calls, (lengths or ())[2:], options
+        ctx.longest, ctx.options = (lengths or ())[2:], (*args, options[6])
         ctx.stacked = _stacked(given)
         out = out[..., : given[0].shape[-1]]
         return (out, sums, probabilities) if returns else out
@@ -61,16 +59,18 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Any, *others: Any) -> Any:
         q, k, v, out, sums, state, *starts = ctx.saved_tensors
-        dropout, _, _, window, softcap, slopes, deterministic, _ = ctx.options
         gradients = _gradients((q, k, v), ctx.stacked)
-        operands = [_contiguous(each) for each in (_padded(dout), q, k, v, out)]
-        args = (*operands, sums, *_parts(gradients), *starts, slopes, *ctx.longest, dropout, 0.0)
-        rest = (False, *window, softcap, deterministic, None, state)
+        args = (_padded(dout), q, k, v, out, sums, *_parts(gradients))
         if not starts:
-            ctx.calls["bwd"](*args, *rest)
+            torch.ops.flash_attn._flash_attn_backward(*args, *ctx.options, state)
         else:
-            ctx.calls["varlen_bwd"](*args, False, *rest)
-        return (None, None, None, *(each[..., : dout.shape[-1]] for each in gradients))
+            turn = torch.ops.flash_attn._flash_attn_varlen_backward
+            turn(*args, *starts, *ctx.longest, *ctx.options, state)
+        return (None, None, *(each[..., : dout.shape[-1]] for each in gradients))
+
+
+def _scale(scale: float | None, given: Sequence[torch.Tensor]) -> float:
+    return float(given[0].shape[-1] ** -0.5) if scale is None else scale
 
 
 def _stacked(given: Sequence[torch.Tensor]) -> int:
@@ -101,11 +101,6 @@ def _padded(tensor: torch.Tensor) -> torch.Tensor:
     return F.pad(tensor, [0, 8 - over]) if over else tensor
 
 
-def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """`maybe_contiguous`."""
-    return tensor.contiguous() if tensor.stride(-1) != 1 else tensor
-
-
 def _options(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
@@ -130,12 +125,10 @@ def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _interface(gpu: Gpu) -> dict[str, Any]:
-    calls = kernels(gpu)
-
+def _interface() -> dict[str, Any]:
     def attend(given: Any, lengths: Any, *rest: Any, **named: Any) -> Any:
         options = _options(*rest, **named)
-        return _Attention.apply(calls, lengths, options, *given)  # type: ignore[no-untyped-call]
+        return _Attention.apply(lengths, options, *given)  # type: ignore[no-untyped-call]
 
     @_with_options
     def flash_attn_func(q: Any, k: Any, v: Any, *rest: Any, **named: Any) -> Any:
@@ -205,13 +198,15 @@ def _interface(gpu: Gpu) -> dict[str, Any]:
 
 
 def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
-    interface = _interface(gpu)
+    if not is_installed("flash_attn"):  # its Python part registers them itself
+        register()
+    interface = _interface()
     return {
-        "flash_attn_2_cuda": kernels(gpu),
+        "flash_attn_2_cuda": KERNELS,
         "flash_attn": {**interface, "__version__": STAND_IN.version},
         "flash_attn.flash_attn_interface": {
             **interface,
-            "flash_attn_gpu": SimpleNamespace(**kernels(gpu)),  # xformers calls the extension
+            "flash_attn_gpu": SimpleNamespace(**KERNELS),  # xformers calls the extension
         },
         "flash_attn.bert_padding": bert_padding.names(),
     }

@@ -21,74 +21,87 @@ from typing import Any
 
 import torch
 
-from graphmem.gpus import Gpu
-
 _BLOCK = 128
 _MOST_SPLITS = 128
 Tensors = tuple[torch.Tensor, ...]
 
 
-def kernels(gpu: Gpu) -> dict[str, Callable[..., Any]]:
-    """The extension's functions, for a card."""
-    multiprocessors = gpu.multiprocessors
-
-    def fwd(q: Any, k: Any, v: Any, out: Any, slopes: Any, dropout: float, *rest: Any) -> Tensors:
-        returns_softmax = rest[5]
-        batch, rows, heads, width = q.shape
-        columns = k.shape[1]
-        out = torch.empty_like(q) if out is None else out
-        sums = q.new_empty((batch, heads, rows), dtype=torch.float32)
-        size = (batch, heads, _rounded(rows), _rounded(columns)) if returns_softmax else (0,)
-        probabilities = q.new_empty(size)
-        splits = 1 if dropout else _splits(batch, heads, rows, columns, width, multiprocessors)
-        partial = (splits, batch, heads, rows)
-        sizes = [partial, (*partial, _width(width))] if splits > 1 else []
-        parts = [q.new_empty(size, dtype=torch.float32) for size in sizes]
-        state = q.new_empty((2,), dtype=torch.int64)
-        del parts
-        return out, sums, probabilities, state
-
-    def varlen_fwd(q: Any, k: Any, v: Any, out: Any, starts: Any, *rest: Any) -> Tensors:
-        most_rows, most_columns, returns_softmax = rest[5], rest[6], rest[14]
-        total, heads, _ = q.shape
-        out = torch.empty_like(q) if out is None else out
-        sums = q.new_empty((heads, total), dtype=torch.float32)
-        of_all = (starts.numel() - 1, heads, _rounded(most_rows), _rounded(most_columns))
-        probabilities = q.new_empty(of_all if returns_softmax else (0,))
-        return out, sums, probabilities, q.new_empty((2,), dtype=torch.int64)
-
-    def bwd(
-        dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, *rest: Any
-    ) -> Tensors:
-        deterministic = rest[7]
-        batch, rows, heads, width = q.shape
-        dq, dk, dv = _gradients(q, k, v, dq, dk, dv)
-        sums = q.new_empty((batch, heads, _rounded(rows)), dtype=torch.float32)
-        copies = -(-multiprocessors // (batch * heads)) if deterministic else None
-        accumulated = _accumulator(q, (batch, _rounded(rows), heads, _width(width)), copies)
-        _share_keys(k, dk, dv, heads)
-        del accumulated
-        return dq, dk, dv, sums
-
-    def varlen_bwd(
-        dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, *rest: Any
-    ) -> Tensors:
-        starts, deterministic = rest[0], rest[12]
-        total, heads, width = q.shape
-        batch = starts.numel() - 1
-        dq, dk, dv = _gradients(q, k, v, dq, dk, dv)
-        padded = total + _BLOCK * batch
-        sums = q.new_empty((heads, padded), dtype=torch.float32)
-        copies = -(-multiprocessors // (batch * heads)) if deterministic else None
-        accumulated = _accumulator(q, (padded, heads, _width(width)), copies)
-        _share_keys(k, dk, dv, heads)
-        del accumulated
-        return dq, dk, dv, sums
-
-    return {"fwd": fwd, "varlen_fwd": varlen_fwd, "bwd": bwd, "varlen_bwd": varlen_bwd}
+def fwd(q: Any, k: Any, v: Any, out: Any, slopes: Any, dropout: float, *rest: Any) -> Tensors:
+    """`mha_fwd`."""
+    returns_softmax = rest[5]
+    batch, rows, heads, width = q.shape
+    columns = k.shape[1]
+    out = torch.empty_like(q) if out is None else out
+    sums = q.new_empty((batch, heads, rows), dtype=torch.float32)
+    size = (batch, heads, rounded(rows), rounded(columns)) if returns_softmax else (0,)
+    probabilities = q.new_empty(size)
+    splits = 1 if dropout else _splits(batch, heads, rows, columns, width, _multiprocessors(q))
+    partial = (splits, batch, heads, rows)
+    sizes = [partial, (*partial, _width(width))] if splits > 1 else []
+    parts = [q.new_empty(size, dtype=torch.float32) for size in sizes]
+    state = q.new_empty((2,), dtype=torch.int64)
+    del parts
+    return out, sums, probabilities, state
 
 
-def _rounded(rows: int) -> int:
+def varlen_fwd(q: Any, k: Any, v: Any, out: Any, starts: Any, *rest: Any) -> Tensors:
+    """`mha_varlen_fwd`."""
+    most_rows, most_columns, returns_softmax = rest[5], rest[6], rest[14]
+    total, heads, _ = q.shape
+    out = torch.empty_like(q) if out is None else out
+    sums = q.new_empty((heads, total), dtype=torch.float32)
+    of_all = (starts.numel() - 1, heads, rounded(most_rows), rounded(most_columns))
+    probabilities = q.new_empty(of_all if returns_softmax else (0,))
+    return out, sums, probabilities, q.new_empty((2,), dtype=torch.int64)
+
+
+def bwd(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, *rest: Any
+) -> Tensors:
+    """`mha_bwd`."""
+    deterministic = rest[7]
+    batch, rows, heads, width = q.shape
+    dq, dk, dv = _gradients(q, k, v, dq, dk, dv)
+    sums = q.new_empty((batch, heads, rounded(rows)), dtype=torch.float32)
+    copies = -(-_multiprocessors(q) // (batch * heads)) if deterministic else None
+    accumulated = _accumulator(q, (batch, rounded(rows), heads, _width(width)), copies)
+    _share_keys(k, dk, dv, heads)
+    del accumulated
+    return dq, dk, dv, sums
+
+
+def varlen_bwd(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, *rest: Any
+) -> Tensors:
+    """`mha_varlen_bwd`."""
+    starts, deterministic = rest[0], rest[12]
+    total, heads, width = q.shape
+    batch = starts.numel() - 1
+    dq, dk, dv = _gradients(q, k, v, dq, dk, dv)
+    padded = total + _BLOCK * batch
+    sums = q.new_empty((heads, padded), dtype=torch.float32)
+    copies = -(-_multiprocessors(q) // (batch * heads)) if deterministic else None
+    accumulated = _accumulator(q, (padded, heads, _width(width)), copies)
+    _share_keys(k, dk, dv, heads)
+    del accumulated
+    return dq, dk, dv, sums
+
+
+KERNELS: dict[str, Callable[..., Tensors]] = {
+    "fwd": fwd,
+    "varlen_fwd": varlen_fwd,
+    "bwd": bwd,
+    "varlen_bwd": varlen_bwd,
+}
+"""The extension's functions, by name."""
+
+
+def _multiprocessors(tensor: torch.Tensor) -> int:
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
+def rounded(rows: int) -> int:
+    """Rows, or columns, up to a multiple of a block's 128."""
     return -(-rows // _BLOCK) * _BLOCK
 
 
