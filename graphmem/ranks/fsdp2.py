@@ -40,8 +40,13 @@ def replacements(recorder: Recorder) -> list[Replacement]:
             recorder.identify(gathered.all_gather_output, OwnerKind.COMMUNICATION, name)
         return gathered
 
-    def reduce_and_name(parameters: Sequence[Any], *args: Any, **options: Any) -> Any:
-        reduced = reduce(parameters, *args, **options)
+    def reduce_and_name(
+        parameters: Sequence[Any], gradients: list[Any], *args: Any, **options: Any
+    ) -> Any:
+        for each, gradient in zip(parameters, gradients, strict=True):
+            name = f"{_names_of(recorder, [each])[0]}{NOT_REDUCED}"
+            recorder.identify(gradient, OwnerKind.GRADIENT, name)
+        reduced = reduce(parameters, gradients, *args, **options)
         name = f"reduce-scatter buffer of {module_together(_names_of(recorder, parameters))}"
         recorder.identify(reduced[0], OwnerKind.COMMUNICATION, name)
         for each in parameters:

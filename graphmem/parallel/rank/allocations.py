@@ -24,6 +24,7 @@ class Allocation:
         storage: the storage in the trace; None for allocations outside it, such as buckets.
         category: its category, if it differs from the storage's.
         micro: the number of its micro-batch.
+        stream: the CUDA stream in whose memory it lies.
     """
 
     nbytes: int
@@ -33,6 +34,7 @@ class Allocation:
     storage: Storage | None = None
     category: str | None = None
     micro: int = 0
+    stream: int = 0
 
 
 def allocations_of(rank: Rank, nbytes: Callable[[Storage], int]) -> Iterator[Allocation]:

@@ -52,7 +52,8 @@ def replay(
     after = [0] * len(rank.slots)
     for i, (moment, born, number) in enumerate(events):
         if born:
-            blocks[number] = allocator.malloc(allocations[number].nbytes)
+            each = allocations[number]
+            blocks[number] = allocator.malloc(each.nbytes, each.stream)
         else:
             allocator.free(blocks.pop(number))
         stats = allocator.statistics

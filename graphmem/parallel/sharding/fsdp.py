@@ -7,20 +7,26 @@ _fsdp_collectives.py, _fsdp_state.py.
 Clauses:
   (1) a parameter is cut along its first dimension into `ceil(d0 / ranks)` rows; every rank's share
       is padded to that (`padded_sharded_param_size`);
-  (2) gathering a unit takes one flat buffer for all its shares, then one tensor for each parameter
-      (`foreach_all_gather`, `foreach_all_gather_copy_out`). In the forward pass the flat buffer
-      stays until the next unit has been copied out (`AllGatherState`), the last one until the
-      root's forward pass ends; in the backward pass it is freed at once, and the next unit's is
-      allocated before this unit's gradients are computed (`_backward_prefetch`), the last block's
-      when the gradient of the root's output is known, so before that of a loss within the model;
+  (2) gathering a unit takes one flat buffer for all its shares, before it a cast copy of the own
+      ones under a `MixedPrecisionPolicy`, then one tensor for each parameter (`foreach_all_gather`,
+      `foreach_all_gather_copy_out`). In the forward pass the flat buffer stays until the next unit
+      has been copied out (`AllGatherState`; `wait_for_unshard` holds it in a local variable until
+      it returns), the last one until the root's forward pass ends; in the backward pass it is freed
+      at once, and the next unit's is allocated before this unit's gradients are computed
+      (`_backward_prefetch`), the last block's when the gradient of the root's output is known, so
+      before that of a loss within the model;
   (3) after its forward pass a unit's gathered parameters are freed, with `reshard_after_forward`;
       those of the root stay (`fully_shard`: "False for the root"); after the unit's backward pass
       they are always freed;
-  (4) when a unit's gradients are complete, the previous unit's buffer is freed, they are copied
-      into a flat buffer and freed, and the share is received (`foreach_reduce`); the buffer stays
-      until the next unit's turn, the last one until the backward pass ends;
+  (4) when a unit's gradients are complete, before the next unit's parameters are there, the
+      previous unit's buffer is freed, they are copied into a flat buffer and freed, and the share
+      is received (`foreach_reduce`, a variable of which holds the last gradient until it returns);
+      the buffer stays until the next unit's turn, the last one until the backward pass ends;
   (5) a unit's share of gradients is one storage, and lives as long as the gradients would; a later
-      micro-batch's share is added to it and freed.
+      micro-batch's share is added to it and freed;
+  (6) flat buffers to gather are of one stream, shares of gradients of another, and everything else
+      of the main one (`FSDPCommContext.get_all_gather_streams`, `foreach_reduce`): a block that is
+      freed serves only its own stream.
 
 DeepSpeed's ZeRO-3 gathers smaller units, within its own limits (`stage3_prefetch_bucket_size`,
 `stage3_max_live_parameters`); it is modelled by the same clauses, and the report says so.
@@ -39,6 +45,11 @@ from graphmem.parallel.sharding.parameters import FP32_BYTES, ParameterOnRank
 from graphmem.report.categories import COMMUNICATION
 
 ROOT = ""
+GATHER_STREAM, REDUCE_STREAM = 1, 2
+"""Any two that are not the main stream, 0 (clause 6)."""
+ENDS = 0.9
+"""How long before the event that follows it a unit ends: after its own last, before the next unit
+begins, half an event before its first."""
 
 
 @dataclass
@@ -47,6 +58,11 @@ class Unit:
 
     name: str
     parameters: list[ParameterOnRank] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """Its name in a sentence."""
+        return self.name or "the root"
 
     def gathered(self) -> int:
         """Bytes of the flat buffer, and of the gathered parameters."""
@@ -141,16 +157,16 @@ class _FullySharded:
             is_root = unit.name == ROOT
             span = self._rank.model_span(slot) if is_root else self._rank.span(slot, unit.name)
             if span is not None:
-                found.append((unit, (slot, span[0] - 0.5), (slot, span[1] - 0.2)))
+                found.append((unit, (slot, span[0] - 0.5), (slot, span[1] - ENDS)))
         return sorted(found, key=lambda item: (item[1], item[0].name != ROOT))
 
     def _forward(self, slot: int) -> Iterator[Allocation]:
         spans = self._spans(slot)
-        root_ends = slot, self._rank.model_span(slot)[1] - 0.2
+        root_ends = slot, self._rank.model_span(slot)[1] - ENDS
         for i, (unit, begins, ends) in enumerate(spans):
             is_last = i + 1 == len(spans)
-            freed = root_ends if is_last else _later(spans[i + 1][1], 0.02)
-            yield _flat(unit, begins, freed)
+            freed = root_ends if is_last else _later(spans[i + 1][1], 0.05)
+            yield from self._gathered(unit, begins, freed)
             yield from _unsharded(unit, begins, self._resharded(unit, slot, ends))
 
     def _resharded(self, unit: Unit, slot: int, ends: RankMoment) -> RankMoment:
@@ -160,7 +176,7 @@ class _FullySharded:
         if backward is None:
             return ends
         span = self._rank.span(backward, unit.name)
-        return ends if span is None else (backward, span[1] - 0.2)
+        return ends if span is None else (backward, span[1] - ENDS)
 
     def _stays(self, unit: Unit, slot: int) -> bool:
         """Whether a unit is still gathered when its backward pass begins."""
@@ -169,6 +185,18 @@ class _FullySharded:
             return False
         return unit.name == ROOT or not self._rank.layout.reshard_after_forward
 
+    def _gathered(self, unit: Unit, born: RankMoment, dies: RankMoment) -> Iterator[Allocation]:
+        """The flat buffer in which a unit's shards are gathered, and their copy in bf16 (2)."""
+        whole, what = unit.gathered(), f"all-gather buffer of {unit.title}"
+        if self._wide:
+            share = sum(share_bytes(each) for each in unit.parameters)
+            copied = _later(born, 0.002)
+            yield Allocation(
+                share, born, copied, what, category=COMMUNICATION, stream=GATHER_STREAM
+            )
+            born = _later(born, 0.001)
+        yield Allocation(whole, born, dies, what, category=COMMUNICATION, stream=GATHER_STREAM)
+
     # Backward -----------------------------------------------------------------------------------
 
     def _backward(self, slot: int) -> Iterator[Allocation]:
@@ -176,13 +204,14 @@ class _FullySharded:
         for i, (unit, begins, ends) in enumerate(spans):
             if not self._stays(unit, slot):
                 asked = _later(spans[i - 1][1], 0.1) if i and spans[i - 1][1] < begins else begins
-                yield _flat(unit, asked, _later(begins, 0.05))
+                yield from self._gathered(unit, asked, _later(begins, 0.05))
                 yield from _unsharded(unit, begins, ends)
         spans.sort(key=lambda item: item[2])
         root_ends = max((end for _, _, end in spans), default=(slot, 0.0))
         for i, (unit, _, ends) in enumerate(spans):
-            reduced = spans[i + 1][2] if i + 1 < len(spans) else root_ends
-            yield from self._reduced(unit, ends, _later(reduced, 0.01), slot)
+            is_last = i + 1 == len(spans)
+            freed = _later(root_ends, 0.06) if is_last else _later(spans[i + 1][2], 0.01)
+            yield from self._reduced(unit, ends, freed, slot)
 
     def _reduced(
         self, unit: Unit, ends: RankMoment, buffer_ends: RankMoment, slot: int
@@ -197,8 +226,8 @@ class _FullySharded:
         yield Allocation(
             whole,
             _later(ends, 0.02),
-            _later(buffer_ends, 0.0),
-            "gradients to reduce",
+            buffer_ends,
+            f"reduce-scatter buffer of {unit.title}",
             category=COMMUNICATION,
         )
         lives_until: RankMoment | None = None
@@ -209,14 +238,16 @@ class _FullySharded:
                     micro = gradient.micro
                     if not micro:
                         lives_until = gradient.dies
-                    gradient.dies = max(_later(gradient.born, 0.01), _later(ends, 0.03))
+                    freed = 0.05 if each is trained[-1] else 0.03
+                    gradient.dies = max(_later(gradient.born, 0.01), _later(ends, freed))
         born = _later(ends, 0.04)
         yield Allocation(
             share,
             born,
             lives_until if not micro else _later(born, 0.01),
-            f"gradients of {unit.name or 'the root'}",
+            f"gradients of {unit.title}",
             category=Category.GRADIENT,
+            stream=REDUCE_STREAM,
         )
 
 
@@ -224,13 +255,8 @@ def _later(moment: RankMoment, by: float) -> RankMoment:
     return moment[0], moment[1] + by
 
 
-def _flat(unit: Unit, born: RankMoment, dies: RankMoment) -> Allocation:
-    """The flat buffer in which a unit's shards are gathered."""
-    return Allocation(unit.gathered(), born, dies, "gathered, flat", category=COMMUNICATION)
-
-
 def _unsharded(unit: Unit, begins: RankMoment, dies: RankMoment) -> Iterator[Allocation]:
     """The gathered parameters of a unit that is about to run."""
     for each in unit.parameters:
         nbytes, born = each.ranks * share_bytes(each), _later(begins, 0.03)
-        yield Allocation(nbytes, born, dies, each.name, category=COMMUNICATION)
+        yield Allocation(nbytes, born, dies, each.name, category=Category.PARAMETER)
