@@ -126,8 +126,8 @@ def _notes(layout: Layout, planner: Planner) -> Iterator[str]:
         )
     if layout.tensor > 1:
         yield (
-            "left out of what tensor parallelism sends: the sums for a divided vocabulary, and "
-            "what checkpoints and sequence parallelism send again in the backward pass"
+            "left out of what tensor parallelism sends: three numbers for each token, of a loss "
+            "over divided classes"
         )
     if layout.sharding_ranks > 1:
         yield from _notes_on_sharding(layout, planner.units)

@@ -11,7 +11,8 @@ import msgspec
 from graphmem.graph import OwnerKind, StepGraph, Storage
 from graphmem.kernel_program import Program
 from graphmem.layer_ranges import no_module, outermost
-from graphmem.parallel.axes.dimensions import Dimensions, find_dimensions, parameter_of
+from graphmem.parallel.axes.dimensions import Dimensions, find_dimensions
+from graphmem.parallel.axes.experts import parameter_of
 from graphmem.parallel.layout import Layout, check_degrees
 from graphmem.parallel.messages import NoExpertsError
 from graphmem.parallel.rank.allocations import allocations_of

@@ -35,10 +35,19 @@ from graphmem.parallel.axes.experts import (
     expert_of,
     find_exchanges,
     may_be_stacked,
+    parameter_of,
 )
-from graphmem.parallel.axes.recorded_op import RecordedOp
+from graphmem.parallel.axes.recorded_op import RecordedOp, is_row_major
 from graphmem.parallel.axes.rule_interface import Axes, AxisFacts, equate, new_axes
-from graphmem.parallel.axes.tensor_parallel import Column, WeightProduct, choose_split_axes
+from graphmem.parallel.axes.tensor_parallel import (
+    Column,
+    Differentiated,
+    Lookup,
+    Meeting,
+    WeightProduct,
+    choose_split_axes,
+    meetings,
+)
 
 _Key = tuple[int, tuple[int, ...], tuple[int, ...], int]
 _CASTS = frozenset({"aten._to_copy.default", "aten.t.default", "aten.detach.default"})
@@ -53,7 +62,6 @@ _PRODUCTS = frozenset(
 )
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"})
 _BATCHED = frozenset({"aten.bmm.default", "aten.baddbmm.default"})
-_NAMED_AFTER = frozenset({OwnerKind.PARAMETER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE})
 _SAME_SHAPE = frozenset({OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE, OwnerKind.AUTOCAST_CACHE})
 
 
@@ -65,7 +73,7 @@ class Dimensions:
         of_storage: by storage id, the axes of the first tensor that lived in it.
         batch, sequence: None if there is none.
         columns: the axes that tensor parallelism divides.
-        rows: the operations that are products summing over a divided axis.
+        meetings: the tensors that tensor-parallel ranks sum and gather.
         whole: atoms that tensor parallelism leaves whole; sequence parallelism may divide their
             tensors along the sequence.
         products: products with a weight, in forward order.
@@ -86,7 +94,7 @@ class Dimensions:
     batch: Axis | None = None
     sequence: Axis | None = None
     columns: list[Column] = field(default_factory=list)
-    rows: set[int] = field(default_factory=set)
+    meetings: list[Meeting] = field(default_factory=list)
     whole: set[Axis] = field(default_factory=set)
     products: list[WeightProduct] = field(default_factory=list)
     all_products: list[int] = field(default_factory=list)
@@ -118,7 +126,9 @@ class _Finder:
         self._weights: dict[int, str] = {}
         self._learned = AxisFacts()
         self._classes: list[Axis] = []
-        self._lookups: list[tuple[str, Axis]] = []
+        self._lookups: list[Lookup] = []
+        self._backward = Differentiated()
+        self._copied: dict[int, int] = {}
         self._batches: set[str] = set()
         self._of_activations: list[BatchedProduct] = []
         self._found = Dimensions()
@@ -187,10 +197,14 @@ class _Finder:
             self._note_batched(op)
         if forward:
             self._note(op, name, call)
+        elif op.target in _PRODUCTS:
+            self._note_in_backward(op)
         if op.target in _CASTS and op.outputs and op.outputs[0].storage is not None:
-            weight = self._weight_of(op.node.args[0])
+            weight, made = self._weight_of(op.node.args[0]), op.outputs[0].storage
             if weight is not None:
-                self._weights.setdefault(op.outputs[0].storage, weight)
+                self._weights.setdefault(made, weight)
+            source = self._storage_of(op.node.args[0])
+            self._copied.setdefault(made, self._copied.get(source, source))
 
     def _follow_optimizer(self) -> None:
         """Give the optimizer's tensors for a parameter the parameter's axes.
@@ -227,9 +241,10 @@ class _Finder:
             weight, indices = op.node.args[:2]
             table = self._weight_of(weight)
             if table is not None and self._is_input(indices):
-                self._lookups.append((table, call.tensors()[0][0]))
+                rows = call.tensors()[0][0]
+                self._lookups.append(Lookup(op.index, table, rows, tuple(op.births)))
         elif op.target in _PRODUCTS:
-            self._note_product(op)
+            self._found.products += self._product(op)
 
     def _note_batched(self, op: Op) -> None:
         nodes = [arg for arg in op.node.args if isinstance(arg, Node)][-2:]
@@ -241,7 +256,15 @@ class _Finder:
                 BatchedProduct(op.index, is_gradient, (one, other), reads, makes)
             )
 
-    def _note_product(self, op: Op) -> None:
+    def _note_in_backward(self, op: Op) -> None:
+        if op.forward is None:
+            self._backward.again += self._product(op)
+        elif any(map(self._weight_of, op.node.all_input_nodes)):
+            self._backward.inputs.add(op.forward)
+        else:
+            self._backward.weights.add(op.forward)
+
+    def _product(self, op: Op) -> Iterator[WeightProduct]:
         nodes = [arg for arg in op.node.args if isinstance(arg, Node)]
         one, other = nodes[:2] if op.target == "aten.linear.default" else nodes[-2:]
         name, forward_end = self._weight_of(other), False
@@ -258,7 +281,9 @@ class _Finder:
             sums_over, makes = right[1], right[0]
         else:
             sums_over, makes = (left[-1], left[-2]) if forward_end else (right[-2], right[-1])
-        self._found.products.append(WeightProduct(op.index, name, sums_over, makes))
+        reads = self._storage_of(other if forward_end else one)
+        source, made = self._copied.get(reads, reads), tuple(op.births)
+        yield WeightProduct(op.index, name, sums_over, makes, reads, source, made)
 
     def _remember(self, output: TensorOut, axes: Axes) -> Axes:
         """Give tensors of one storage with the same geometry the same axes."""
@@ -267,7 +292,7 @@ class _Finder:
         storage = self._graph.storages[output.storage]
         key = (output.storage, output.shape, output.stride, output.offset)
         known = self._seen.get(key)
-        if known is None and output.shape == storage.shape and _is_row_major(output):
+        if known is None and output.shape == storage.shape and is_row_major(output):
             known = self._at_home(output.storage)
         if known is None:
             self._seen[key] = axes
@@ -289,8 +314,11 @@ class _Finder:
         return self._axes[key]
 
     def _weight_of(self, node: Any) -> str | None:
+        return self._weights.get(self._storage_of(node))
+
+    def _storage_of(self, node: Any) -> int:
         tensor = self._described(node) if isinstance(node, Node) else None
-        return None if tensor is None else self._weights.get(_storage_or(tensor))
+        return -1 if tensor is None or tensor.storage is None else tensor.storage
 
     def _described(self, node: Node) -> TensorOut | None:
         tensor = tensor_of(node)
@@ -311,10 +339,8 @@ class _Finder:
         return tuple(found)
 
     def _is_input(self, node: Any) -> bool:
-        tensor = self._described(node) if isinstance(node, Node) else None
-        if tensor is None or tensor.storage is None:
-            return False
-        return self._graph.storages[tensor.storage].owned_as(OwnerKind.INPUT) is not None
+        number = self._storage_of(node)
+        return number >= 0 and bool(self._graph.storages[number].owned_as(OwnerKind.INPUT))
 
     # Identifying the axes -----------------------------------------------------------------------
 
@@ -367,28 +393,6 @@ class _Finder:
         chosen = choose_split_axes(
             found.products, self._learned, self._classes, self._lookups, recurrent
         )
-        found.columns, found.rows, found.whole = chosen.columns, chosen.rows, chosen.whole
+        found.columns, found.whole = chosen.columns, chosen.whole
+        found.meetings += meetings(chosen, found.products, self._lookups, self._backward)
         found.whole -= {axis.root for axis in (found.batch, found.sequence) if axis is not None}
-
-
-def parameter_of(storage: Storage) -> str | None:
-    """The parameter that a storage is, or whose gradient or optimizer state it is."""
-    for owner in storage.owners:
-        if owner.kind in _NAMED_AFTER:
-            is_itself = owner.kind is OwnerKind.PARAMETER
-            return owner.name if is_itself else owner.name.rpartition(".")[0]
-    return None
-
-
-def _is_row_major(tensor: TensorOut) -> bool:
-    """Whether a tensor is row-major and starts at the beginning of its storage."""
-    expected = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return not tensor.offset
-
-
-def _storage_or(tensor: TensorOut) -> int:
-    return -1 if tensor.storage is None else tensor.storage

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage
 
+_NAMED_AFTER = frozenset({OwnerKind.PARAMETER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE})
 MODEL_KINDS = frozenset(
     {
         OwnerKind.PARAMETER,
@@ -118,3 +119,12 @@ def _is_made_by_others(graph: StepGraph, number: int, phase: int, own: set[int])
 
 def _data(graph: StepGraph, numbers: Iterable[int]) -> Iterator[int]:
     return (number for number in numbers if not is_of_model(graph.storages[number]))
+
+
+def parameter_of(storage: Storage) -> str | None:
+    """The parameter that a storage is, or whose gradient or optimizer state it is."""
+    for owner in storage.owners:
+        if owner.kind in _NAMED_AFTER:
+            is_itself = owner.kind is OwnerKind.PARAMETER
+            return owner.name if is_itself else owner.name.rpartition(".")[0]
+    return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphmem.graph import Op
+from graphmem.graph import Op, TensorOut
 from graphmem.nodes import Node, argument_of
 from graphmem.parallel.axes.rule_interface import Axes
 
@@ -40,3 +40,13 @@ class RecordedOp:
     def tensors(self) -> list[Axes]:
         """The axes of all tensor arguments, in order."""
         return [self.axes_of(node) for node in self.op.node.all_input_nodes]
+
+
+def is_row_major(tensor: TensorOut) -> bool:
+    """Whether a tensor is row-major and starts at the beginning of its storage."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return not tensor.offset

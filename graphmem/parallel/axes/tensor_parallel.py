@@ -9,7 +9,12 @@ Clauses:
       divided, outermost first: heads, and key-value heads before the repeats of each; otherwise the
       outermost factor that does not merely count parts, like the 3 of fused q, k and v;
   (3) the rows of the largest embedding indexed by an input are divided (VocabParallelEmbedding,
-      megatron/core/tensor_parallel/layers.py).
+      megatron/core/tensor_parallel/layers.py);
+  (4) the ranks sum the results of products divided by rows, of the embedding, and the gradients of
+      the inputs of products divided by columns, one for all products of an input. What a checkpoint
+      runs again they sum again. With sequence parallelism they scatter these sums; they gather the
+      inputs of columns, again for the weights' gradients, and the gradients of what they scattered
+      (layers.py, `LinearWithGradAccumulationAndAsyncCommunication`; mappings.py).
 """
 
 from __future__ import annotations
@@ -29,12 +34,59 @@ class WeightProduct:
         op: index of the operation.
         weight: the parameter's name.
         sums_over, makes: the weight's axes that it sums over and that the result has.
+        reads: the storage of its input.
+        input: the one that this is a cast copy of, or the same.
+        results: the storages of its result.
     """
 
     op: int
     weight: str
     sums_over: Axis
     makes: Axis
+    reads: int = -1
+    input: int = -1
+    results: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """An embedding indexed by an input: the operation, the parameter, and the axis of its rows."""
+
+    op: int
+    weight: str
+    rows: Axis
+    results: tuple[int, ...]
+
+
+@dataclass
+class Differentiated:
+    """Which products have been differentiated, by the index of their operations.
+
+    Attributes:
+        again: products that a checkpoint runs again.
+        inputs, weights: those whose inputs, and whose weights, get gradients.
+    """
+
+    again: list[WeightProduct] = field(default_factory=list)
+    inputs: set[int] = field(default_factory=set)
+    weights: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A tensor that tensor-parallel ranks sum, or gather (clause 4).
+
+    Attributes:
+        op: the operation that makes or reads it.
+        storage: where it is.
+        sums: how often a micro-batch sums it, without sequence parallelism.
+        parts: how often it gathers it, or scatters its sum, with sequence parallelism.
+    """
+
+    op: int
+    storage: int
+    sums: int
+    parts: int
 
 
 @dataclass(frozen=True)
@@ -67,12 +119,10 @@ class Choice:
 
     Attributes:
         columns: the divided axes.
-        rows: the operations that are products summing over a divided axis.
         whole: atoms that stay whole.
     """
 
     columns: list[Column] = field(default_factory=list)
-    rows: set[int] = field(default_factory=set)
     whole: set[Axis] = field(default_factory=set)
 
 
@@ -80,7 +130,7 @@ def choose_split_axes(
     products: Sequence[WeightProduct],
     facts: AxisFacts,
     classes: Sequence[Axis],
-    lookups: Sequence[tuple[str, Axis]],
+    lookups: Sequence[Lookup],
     undivided: Container[int],
 ) -> Choice:
     """Choose what tensor parallelism divides.
@@ -89,22 +139,22 @@ def choose_split_axes(
         products: with weights, in forward order.
         facts: those that the operators report.
         classes: the axes of cross entropies' classes.
-        lookups: embeddings indexed by an input: the parameter, and the axis of its rows.
+        lookups: embeddings indexed by an input.
         undivided: operations whose weights are never divided, such as those of recurrent layers.
     """
     chosen = Choice(whole=_atoms(facts.whole))
     batched, of_loss = _atoms(facts.batched), _atoms(classes)
     divided: set[Axis] = set()
     if lookups:
-        table, rows = max(lookups, key=lambda lookup: lookup[1].size)
-        chosen.columns.append(Column("vocabulary", tuple(rows.atoms()), table, pads=True))
-        divided |= set(rows.atoms())
+        largest = max(lookups, key=lambda lookup: lookup.rows.size)
+        rows = tuple(largest.rows.atoms())
+        chosen.columns.append(Column("vocabulary", rows, largest.weight, pads=True))
+        divided |= set(rows)
     for product in products:
         if product.op in undivided:
             chosen.whole |= {*product.sums_over.atoms(), *product.makes.atoms()}
             continue
         if any(atom in divided for atom in product.sums_over.atoms()):
-            chosen.rows.add(product.op)
             chosen.whole |= set(product.makes.atoms())
             continue
         chosen.whole |= set(product.sums_over.atoms())
@@ -114,6 +164,30 @@ def choose_split_axes(
                 chosen.columns.append(Column(what, tuple(atoms), product.weight, pads))
                 divided |= set(atoms)
     return chosen
+
+
+def meetings(
+    chosen: Choice,
+    products: Sequence[WeightProduct],
+    lookups: Sequence[Lookup],
+    backward: Differentiated,
+) -> Iterator[Meeting]:
+    """Yield what tensor-parallel ranks sum and gather (clause 4)."""
+    divided = _atoms([atom for column in chosen.columns for atom in column.atoms])
+    for lookup in lookups:
+        if not divided.isdisjoint(lookup.rows.atoms()):
+            yield from (Meeting(lookup.op, each, 1, 2) for each in lookup.results)
+    met: dict[int, list[WeightProduct]] = {}
+    for product in (*products, *backward.again):
+        if not divided.isdisjoint(product.sums_over.atoms()):
+            trains = product.op in backward.inputs | backward.weights
+            yield from (Meeting(product.op, each, 1, 1 + trains) for each in product.results)
+        elif product.makes.reaches(divided):
+            met.setdefault(product.input, []).append(product)
+    for readers in met.values():
+        ops = {each.op for each in readers}
+        summed, again = bool(ops & backward.inputs), bool(ops & backward.weights)
+        yield Meeting(readers[0].op, readers[0].reads, summed, 1 + summed + again)
 
 
 def _atoms(axes: Sequence[Axis]) -> set[Axis]:

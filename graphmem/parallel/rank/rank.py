@@ -16,7 +16,8 @@ from functools import cached_property
 
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage
 from graphmem.parallel.axes.attention import Part
-from graphmem.parallel.axes.dimensions import Dimensions, parameter_of
+from graphmem.parallel.axes.dimensions import Dimensions
+from graphmem.parallel.axes.experts import parameter_of
 from graphmem.parallel.layout import Layout
 from graphmem.parallel.rank.blocks import Blocks
 from graphmem.parallel.rank.phases import TracedPhases
@@ -73,7 +74,7 @@ class Rank:
         self._units = units or frozenset(blocks.names)
         self._reads = dimensions.reads
         self.of_parameter = dimensions.of_parameter
-        self._rows = sorted(dimensions.rows)
+        self._meetings = dimensions.meetings
         self._attentions = dimensions.attentions
         self._exchanges = dimensions.exchanges
         self.experts = dimensions.experts
@@ -273,9 +274,17 @@ class Rank:
 
     # Data that it sends -------------------------------------------------------------------------
 
-    def row_products(self) -> list[int]:
-        """The rank's products in one forward pass that sum over a divided axis."""
-        return [op for op in self._rows if self._runs_in_last_forward(op)]
+    def met_storages(self, *, parts: bool) -> list[int]:
+        """The storages that one micro-batch sums, gathers or scatters for tensor parallelism.
+
+        Each as often as it does; with `parts`, under sequence parallelism.
+        """
+        return [
+            each.storage
+            for each in self._meetings
+            if self._is_in_last_step(each.op)
+            for _ in range(each.parts if parts else each.sums)
+        ]
 
     def keys_and_values(self) -> list[Part]:
         """The keys and values of the rank's attentions in one forward pass."""
@@ -307,8 +316,11 @@ class Rank:
 
     def _runs_in_last_forward(self, index: int) -> bool:
         phase = self.graph.phases[self.graph.ops[index].phase]
-        is_last = phase.step == self.graph.steps - 1 and phase.name is PhaseName.FORWARD
-        return is_last and self.chunk_of_op[index] in self.mine
+        return phase.name is PhaseName.FORWARD and self._is_in_last_step(index)
+
+    def _is_in_last_step(self, index: int) -> bool:
+        phase = self.graph.phases[self.graph.ops[index].phase]
+        return phase.step == self.graph.steps - 1 and self.chunk_of_op[index] in self.mine
 
     def sent_storages(self) -> list[int]:
         """The storages that the rank sends on for one micro-batch, forward and backward.

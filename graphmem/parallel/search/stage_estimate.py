@@ -156,8 +156,9 @@ class StageEstimate:
             False: _events(rank, groups, [*others, *passing], *_WALKED),
         }
         self._stepping = _events(rank, groups, others, PhaseName.OPTIMIZER)
-        ops = rank.graph.ops
-        self._rows = self._numbers(born for op in rank.row_products() for born in ops[op].births)
+        self._met = {
+            parts: self._numbers(rank.met_storages(parts=parts)) for parts in (False, True)
+        }
         keys = rank.keys_and_values()
         self._keys = self._numbers(part.storage for part in keys)
         self._key_parts = np.array([(part.numel, part.of) for part in keys], np.int64).reshape(
@@ -243,8 +244,9 @@ class StageEstimate:
         tokens = int(nbytes[self._exchanged].sum())
         sent += layout.micro_batches * ring_gather(tokens, layout.expert)
         whole = layout.tensor if layout.sequence_parallel else 1
-        rows = int(nbytes[self._rows].sum()) * whole
-        sent += 2 * layout.micro_batches * ring_all_reduce(rows, layout.tensor)
+        met = int(nbytes[self._met[layout.sequence_parallel]].sum()) * whole
+        ring = ring_gather if layout.sequence_parallel else ring_all_reduce
+        sent += layout.micro_batches * ring(met, layout.tensor)
         numel, of = self._key_parts.T
         keys = int((nbytes[self._keys] * numel // of).sum()) * layout.context
         sent += 3 * layout.micro_batches * ring_gather(keys, layout.context)

@@ -12,12 +12,9 @@ How often: DDP reduces gradients once a step; ZeRO-1 and 2 reduce-scatter gradie
 parameters; ZeRO-3 and FSDP gather parameters in the forward pass, again in the backward pass those
 of what runs in it, but for FSDP's root, which stays gathered (`fully_shard`), and reduce-scatter
 gradients (Rajbhandari et al. 2019, arXiv:1910.02054, section 7), for each micro-batch. Tensor
-parallelism reduces once for each product divided by rows in the forward pass and once for each
-input of products divided by columns in the backward pass; sequence parallelism does the same by
-all-gather and reduce-scatter (arXiv:2205.05198, section 4.2.2). Left out are, for each micro-batch,
-the sums of a divided embedding's rows and of the gradient for the divided classes' input, the
-products that a checkpoint repeats, and the inputs that sequence parallelism gathers a second time
-for the weights' gradients. Context parallelism gathers keys and values in the forward pass, and
+parallelism all-reduces what `meetings` (`tensor_parallel`) yields, sequence parallelism gathers and
+scatters it (arXiv:2205.05198, section 4.2.2); of a cross entropy's divided classes, three numbers
+for each token are left out. Context parallelism gathers keys and values in the forward pass, and
 again in the backward pass, because only a rank's own were saved, and reduce-scatters their
 gradients (`AttnFuncWithCPAndKVAllGather`,
 transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py). Expert parallelism
@@ -126,22 +123,17 @@ def _of_tensor_parallelism(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
     ranks = layout.tensor
     if ranks == 1:
         return
-    summed = sum(_whole(rank, shares, op) for op in rank.row_products())
-    times = 2 * layout.micro_batches  # forward, and backward for the columns before
-    sent = times * ring_all_reduce(summed, ranks)
-    how = "all-gather and reduce-scatter" if layout.sequence_parallel else "all-reduce"
+    gathers = layout.sequence_parallel
+    met = sum(map(shares.gathered, rank.met_storages(parts=gathers)))
+    how = "all-gather and reduce-scatter" if gathers else "all-reduce"
+    ring, times = (ring_gather, "") if gathers else (ring_all_reduce, "2")
     yield Traffic(
         "activations of tensor parallelism",
         how,
         ranks,
-        sent,
-        f"{times} x 2({ranks}-1)/{ranks} x {summed:,}",
+        layout.micro_batches * ring(met, ranks),
+        f"{layout.micro_batches} x {times}({ranks}-1)/{ranks} x {met:,}",
     )
-
-
-def _whole(rank: Rank, shares: ShardSizes, op: int) -> int:
-    """Bytes of a row-divided product's result, before it is split along the sequence."""
-    return sum(shares.gathered(born) for born in rank.graph.ops[op].births)
 
 
 def _of_context_parallelism(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
