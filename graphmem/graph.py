@@ -41,9 +41,9 @@ class OwnerKind(enum.StrEnum):
     INPUT = "input"
     WORKSPACE = "workspace"
     COMMUNICATION = "communication"
-    """A buffer for communication between ranks."""
     COMPILED = "compiled"
-    """Not a holder but a name: a buffer of compiled code, or of a library's operator."""
+    COPY = "copy"
+    """Not holders but facts: a buffer of compiled code or an operator; a copy of a parameter."""
 
 
 class Category(enum.StrEnum):

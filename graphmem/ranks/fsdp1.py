@@ -21,7 +21,7 @@ from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from graphmem.graph import OwnerKind
 from graphmem.trace.location import Location, below, without_wrappers
-from graphmem.trace.naming import name_together
+from graphmem.trace.naming import name_copy, name_together
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
 from graphmem.wording import GATHERED, NOT_REDUCED
@@ -59,7 +59,7 @@ def _naming_gathered(recorder: Recorder, location: Location) -> Callable[..., An
     def use_and_name(handle: Any, gathered: torch.Tensor) -> None:
         use(handle, gathered)
         name = f"{_whole(recorder, location, handle)} {GATHERED}"
-        recorder.identify(gathered, OwnerKind.PARAMETER, name)
+        name_copy(recorder, gathered, name)
 
     return use_and_name
 

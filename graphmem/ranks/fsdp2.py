@@ -18,7 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from graphmem.graph import OwnerKind
-from graphmem.trace.naming import module_together, name_together
+from graphmem.trace.naming import module_together, name_copy, name_together
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
 from graphmem.wording import GATHERED, NOT_REDUCED
@@ -60,7 +60,7 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         for gathered in parameter.all_gather_outputs:
             if gathered.untyped_storage().nbytes():
                 name = f"{_names_of(recorder, [parameter])[0]} {GATHERED}"
-                recorder.identify(gathered, OwnerKind.PARAMETER, name)
+                name_copy(recorder, gathered, name)
 
     return [
         (FSDPParam, "reset_sharded_param", _resetting_once(recorder)),

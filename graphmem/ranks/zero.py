@@ -1,6 +1,7 @@
 """DeepSpeed's ZeRO: names for its memory.
 
-Under ZeRO-3 each rank keeps a shard of every parameter, in one flat tensor, and its gradient's, and
+Under ZeRO-3 each rank keeps a shard of every parameter, in one flat tensor, and its gradient's, has
+the optimizer train copies of shards in float32 (`fp32_partitioned_groups_flat`, stage3.py), and
 gathers parameters when a module needs them: several at once, through one flat tensor, out of which
 each is then copied (`AllGatherCoalescedHandle`, deepspeed/runtime/zero/partition_parameters.py of
 0.19.8), or one alone, in place (`AllGatherHandle`). A rank that is alone gathers nothing, but
@@ -22,7 +23,7 @@ from typing import Any
 from torch.utils.weak import WeakIdKeyDictionary
 
 from graphmem.graph import OwnerKind
-from graphmem.trace.naming import module_together
+from graphmem.trace.naming import module_together, name_copy
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.libraries.imports import prepared
 from graphmem.virtual_device.patching import Replacement, replaced
@@ -84,7 +85,7 @@ def _gathering(recorder: Recorder, partition_parameters: Any, names: Any) -> lis
 
     def name_gathered(parameters: Sequence[Any]) -> None:
         for each in parameters:
-            recorder.identify(each, OwnerKind.PARAMETER, f"{_name_of(each, names)} {GATHERED}")
+            name_copy(recorder, each, f"{_name_of(each, names)} {GATHERED}")
 
     @wraps(init)
     def init_and_name(handle: Any, *args: Any, **options: Any) -> None:
@@ -121,7 +122,7 @@ def _fetching(recorder: Recorder, partition_parameters: Any, names: Any) -> list
             for each in parameters if isinstance(parameters, Sequence) else [parameters]:
                 if not each.ds_tensor.is_cuda:
                     name = f"{_name_of(each, names)} {FROM_THE_HOST}"
-                    recorder.identify(each, OwnerKind.PARAMETER, name)
+                    name_copy(recorder, each, name)
 
         return init_and_name
 
@@ -145,6 +146,10 @@ def _reducing(recorder: Recorder, init: Call) -> Call:
         if optimizer.grad_partitions_flat_buffer is not None:
             flat = optimizer.grad_partitions_flat_buffer
             recorder.identify(flat, OwnerKind.GRADIENT, _SHARDS)
+        for number, copy in enumerate(optimizer.fp32_partitioned_groups_flat):
+            if copy.is_cuda:
+                name = f"{type(optimizer).__name__}.fp32_partitioned_groups_flat[{number}]"
+                name_copy(recorder, copy, name)
 
     return init_and_name
 

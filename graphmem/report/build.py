@@ -47,7 +47,6 @@ from graphmem.runtime import Runtime
 from graphmem.simulate import Timeline
 from graphmem.torch_releases.assumed import assumed_of
 from graphmem.version import __version__
-from graphmem.wording import FROM_THE_HOST, GATHERED
 
 if TYPE_CHECKING:
     from graphmem.record import TracedStep
@@ -173,7 +172,7 @@ def _model(graph: StepGraph, peak: int) -> ModelInfo:
         return sum(storage.nbytes for storage in held_as(kind, now))
 
     held = held_as(OwnerKind.PARAMETER, now)
-    parameters = [each for each in held if not _is_beside_its_shard(each)] or held
+    parameters = [each for each in held if not each.owned_as(OwnerKind.COPY)] or held
     gradients = [each for each in graph.storages if each.owned_as(OwnerKind.GRADIENT)]
     last = max((phase.end for phase in graph.phases if phase.name is PhaseName.BACKWARD), default=0)
     return ModelInfo(
@@ -183,12 +182,6 @@ def _model(graph: StepGraph, peak: int) -> ModelInfo:
         gradient_bytes=sum(each.nbytes for each in gradients if each.owners_at(last)),
         optimizer_state_bytes=nbytes(OwnerKind.OPTIMIZER_STATE),
     )
-
-
-def _is_beside_its_shard(parameter: Storage) -> bool:
-    """As those of a frozen model that `fully_shard` has gathered until it runs again."""
-    owner = parameter.owned_as(OwnerKind.PARAMETER)
-    return owner is not None and owner.name.endswith((GATHERED, FROM_THE_HOST))
 
 
 def _elements(shape: Iterable[int]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from graphmem.frames import is_program, short_path
-from graphmem.graph import Owner, OwnerKind, Source, Storage
+from graphmem.graph import Owner, OwnerKind, Source, StepGraph, Storage
 from graphmem.trace.location import WRAPPED, Location, below, without_wrappers
 from graphmem.trace.python_functions import kept_by, name_of
 from graphmem.trace.quantised import (
@@ -168,12 +168,27 @@ def _name_trained(recorder: Recorder, parameter: torch.Tensor, place: str) -> st
     known = recorder.identity_of(parameter)
     if known is not None:
         recorder.identify(parameter, OwnerKind.PARAMETER, known)
+        if _is_beside_a_parameter(known, recorder.graph):
+            name_copy(recorder, parameter, known)
         return known
     storage = recorder.storage_of(parameter)
     variable = None if storage is None else recorder.variable_of(storage)
     name = variable.name if variable is not None and variable.name else place
     recorder.identify(parameter, OwnerKind.PARAMETER, name)
     return name
+
+
+def name_copy(recorder: Recorder, tensor: torch.Tensor, name: str) -> None:
+    """Name a parameter that a rank has for a while beside its own shard, or in another type."""
+    recorder.identify(tensor, OwnerKind.PARAMETER, name)
+    storage = recorder.storage_of(tensor)
+    if storage is not None and storage.owned_as(OwnerKind.COPY) is None:
+        recorder.label(storage.id, OwnerKind.COPY, name)
+
+
+def _is_beside_a_parameter(name: str, graph: StepGraph) -> bool:
+    """Whether a name is that of an attribute of a parameter, as its copy in float32."""
+    return any(name[:end] in graph.parameters for end, it in enumerate(name) if it == ".")
 
 
 def name_variables(recorder: Recorder, location: Location) -> None:

@@ -58,3 +58,4 @@ def test_parts_in_float32_and_the_backward_pass_are_known(
     assert held["gradient"] == 4 * NUMBERS
     assert held["optimizer_state"] == 2 * 4 * NUMBERS
     assert held["buffer"] == 0
+    assert report["model"]["parameters"] == NUMBERS

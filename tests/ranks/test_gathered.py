@@ -125,6 +125,7 @@ class DeepSpeedZeroOptimizer_Stage3:
     def __init__(self, shard):
         self.ipg_buckets = {torch.float32: IPGBucketZ3()}
         self.grad_partitions_flat_buffer = torch.zeros_like(shard)
+        self.fp32_partitioned_groups_flat = [shard.clone()]
 """,
     "runtime.zero.stage_1_and_2": """
 import torch
@@ -208,6 +209,13 @@ def test_wrappers_have_no_part_in_names(report_of: Report) -> None:
 
     assert {each["module"] for each in report["at_peak"]["holders"]} <= {"", "0", "1", None}
     assert any("the parameter 0.weight" in each["reason"] for each in report["at_peak"]["holders"])
+
+
+def test_a_parameter_may_be_called_as_if_it_were_gathered(report_of: Report) -> None:
+    more = "torch.nn.Parameter(torch.ones(1024, 1024))"
+    called = f"model.register_parameter('weight (all-gathered)', {more})\nmodel.cuda()(rows)"
+
+    assert report_of(called)["model"]["parameters"] == 2 * 1024 * 1024
 
 
 @pytest.mark.parametrize("use_orig_params", [False, True])
@@ -294,10 +302,12 @@ def _deepspeed(make_module: Callable[[str, str], None]) -> None:
 
 
 @pytest.mark.usefixtures("_deepspeed")
-def test_zero3_has_shards_gathered_parameters_and_buffers(at_peak: Report) -> None:
-    held = at_peak(ZERO3)
+def test_zero3_has_shards_gathered_parameters_and_buffers(report_of: Report) -> None:
+    report = report_of(ZERO3)
 
-    assert held["by_category"]["parameter"] == WHOLE // 2 + WHOLE
+    held = report["at_peak"]
+    assert held["by_category"]["parameter"] == 2 * WHOLE // 2 + WHOLE  # the shard, and its copy
+    assert report["model"]["parameters"] == 1024 * 1024 // 2
     assert held["by_category"]["gradient"] == WHOLE // 2
     assert held["by_category"]["communication"] == WHOLE + 4 * 1024
     assert "ds_tensor of the parameter weight" in reasons(held, "parameter")
