@@ -26,6 +26,7 @@ LAST_STEPS = 2
 MOST_PHASES = 16
 FIRST_PHASES = 4
 LAST_PHASES = 4
+MOST_PLACES = 3
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = ("", *"▏▎▍▌▋▊▉█")
 _BAR_WIDTH = 16
@@ -277,15 +278,26 @@ def _assumptions(report: Report) -> Iterator[RenderableType]:
     for each in report.assumptions:
         key = (each.value, each.why, each.source, each.called_from)
         alike.setdefault(key, []).append(each)
-    yield from map(_assumption, alike.values())
+    told: dict[str, list[str]] = {}
+    for several in alike.values():
+        told.setdefault(_assumption(several), []).append(_place(several))
+    for assumption, places in told.items():
+        shown = [place for place in places if place]
+        more = len(shown) - MOST_PLACES
+        shown[MOST_PLACES:] = [f"{more} more line{'s' * (more > 1)}"] if more > 0 else []
+        yield indented(f"{assumption} ({'; '.join(shown)})" if shown else assumption)
 
 
-def _assumption(alike: Sequence[AssumptionInfo]) -> Padding:
+def _assumption(alike: Sequence[AssumptionInfo]) -> str:
     """One line for an assumption made for many tensors, such as in a loop over weights."""
     first = alike[0]
     more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
-    count = sum(each.times for each in alike)
+    return f"{first.what}{more}: {first.value}; {first.why}"
+
+
+def _place(alike: Sequence[AssumptionInfo]) -> str:
+    """The line of assumptions that are alike, and how often it made them."""
+    first, count = alike[0], sum(each.times for each in alike)
     times = f", {count} times" if count > 1 else ""
     caller = f", called from {first.called_from}" if first.called_from else ""
-    where = f" ({first.source}{caller}{times})" if first.source else ""
-    return indented(f"{first.what}{more}: {first.value}; {first.why}{where}")
+    return f"{first.source}{caller}{times}" if first.source else ""

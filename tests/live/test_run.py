@@ -407,6 +407,18 @@ class TestTraining:
         assert listed
         assert "loss: 2.5" in listed[1]
 
+    def test_an_assumption_of_many_lines_is_listed_once(self, run: Run, tmp_path: Path) -> None:
+        """As of the masks of `SyncBatchNorm`, which each layer of a model calls."""
+        script = tmp_path / "masks.py"
+        lines = ["x[x > 0].sum()"] * 5
+        begin = ["import torch", "x = torch.randn(64, device='cuda')"]
+        script.write_text("\n".join([*begin, *lines]))
+
+        told = " ".join(run(script).stderr.split())
+        assert told.count("how many elements a mask selects:") == 1
+        places = "; ".join(f"{script}:{line}" for line in (3, 4, 5))
+        assert f"({places}; 2 more lines)" in told
+
     def test_a_branch_follows_the_assumption(self, run: Run) -> None:
         done = run("--assume", "training.py:46=true", SCRIPTS / "training.py")
 
