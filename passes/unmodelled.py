@@ -11,7 +11,9 @@ approximate:
   (4) cuSOLVER's and MAGMA's workspaces behind `torch.linalg`, and its composites that a trace runs
       in a different form than an unobserved run (docs/kernel_memory.md, last section);
   (5) derivatives whose formula depends on zeros among the data
-      (graphmem/trace/formulas_by_data.py).
+      (graphmem/trace/formulas_by_data.py);
+  (6) compiled operators of other libraries, as FBGEMM's, of which only shape functions are known.
+      Those with kernels in Python run these instead (graphmem/virtual_device/libraries).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from graphmem.graph import Assumption, Op, StepGraph
 from graphmem.kernel_program import CONVOLUTION_WORKSPACE, KernelMemory, Take
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
+from graphmem.wording import listed
 
 _CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.")
 _OTHER_CONVOLUTIONS = ("aten.cudnn_convolution",)
@@ -28,6 +31,14 @@ _RECURRENT = ("aten._cudnn_rnn.", "aten._cudnn_rnn_backward.")
 _HOPPER = (9, 0)
 _LINALG = ("aten._linalg_", "aten.linalg_")
 _NO_SOLVER = ("aten.linalg_vector_norm.", "aten.linalg_cross.", "aten.linalg_solve_triangular.")
+_KNOWN = (
+    *("aten.", "prims.", "prim.", "c10d.", "_c10d_functional", "fsdp.", "_dtensor.", "inductor."),
+    *("rngprims.", "quantized.", "symm_mem.", "torchvision.", "flash_attn", "DaoAILab."),
+    *("bitsandbytes.", "quanto."),
+)
+"""Operators of PyTorch, and of the libraries that docs/kernel_memory.md and docs/fine_tuning.md
+have rules for."""
+_SCRATCH = "scratch memory of "
 _PRODUCTS = frozenset({"ProdBackward0", "ProdBackward1", "CumprodBackward0"})
 
 
@@ -62,6 +73,7 @@ def find_unmodelled(
             "none, and nothing for the search",
             "the derivative's formula depends on data; where there are some it takes more",
         ),
+        _of_libraries(graph),
         *memory.assumptions,
     ]
     return tuple(each for each in found if each is not None)
@@ -94,6 +106,23 @@ def _of_nodes(graph: StepGraph, names: frozenset[str]) -> list[Op]:
         op.forward: op for op in graph.ops if op.autograd_node in names and op.forward is not None
     }
     return list(ran.values())
+
+
+def _of_libraries(graph: StepGraph) -> Assumption | None:
+    """Clause (6), but for kernels in Python that could not run, which are listed already."""
+    found: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if not op.target.startswith(_KNOWN):
+            found.setdefault(op.target.rpartition(".")[0], []).append(op)
+    for each in graph.assumptions:
+        found.pop(each.what.removeprefix(_SCRATCH), None)
+    names = sorted(found)
+    return _assumption(
+        [op for name in names for op in found[name]],
+        _SCRATCH + listed([*names[:3], *(["others"] if names[3:] else [])]),
+        "0 bytes",
+        "their library's compiled kernels decide it",
+    )
 
 
 def _assumption(ops: list[Op], what: str, value: str, why: str) -> Assumption | None:
