@@ -78,10 +78,10 @@ class Shelf(NamedTuple):
 
 
 class _Release(NamedTuple):
-    """The tick of a collective, and the storages that it released."""
+    """The tick of a collective, and what it released: storages, and the bytes of their blocks."""
 
     tick: int
-    storages: list[Storage]
+    storages: list[tuple[Storage, int]]
 
 
 def _graphs_compiled() -> int:
@@ -104,8 +104,11 @@ class Unwaited:
 
     def let_go(self, group: object, shelves: list[list[Any]]) -> None:
         """Empty lists of tensors, and of lists of tensors, at a collective of a group."""
-        held = map(self._recorder.storage_of, tensors_of(shelves))
-        storages = {storage.id: storage for storage in held if storage is not None}
+        storages: dict[int, tuple[Storage, int]] = {}
+        for tensor in tensors_of(shelves):
+            storage, block = self._recorder.storage_of(tensor), self._recorder.run.block_of(tensor)
+            if storage is not None:
+                storages[storage.id] = storage, storage.nbytes if block is None else block.size
         release = _Release(self._recorder.next_tick(), [*storages.values()])
         self._released.setdefault(id(group), []).append(release)
         for shelf in shelves:
@@ -118,8 +121,8 @@ class Unwaited:
         most, highest = 0, run.highest_between(0, self._recorder.graph.end)
         for gone in self._gone_early():
             held = 0
-            for death, storage, until in gone:
-                held += storage.nbytes
+            for death, nbytes, until in gone:
+                held += nbytes
                 then = run.highest_between(death, until)
                 highest = None if highest is None or then is None else max(highest, then + held)
             most = max(most, held)
@@ -134,8 +137,8 @@ class Unwaited:
                 highest,
             )
 
-    def _gone_early(self) -> Iterator[list[tuple[int, Storage, int]]]:
-        """What each release frees, in order: when, what, and when the next is freed.
+    def _gone_early(self) -> Iterator[list[tuple[int, int, int]]]:
+        """What each release frees, in order: when, how many bytes, and when the next is freed.
 
         The last of them is followed by the next release of the group, or the end.
         """
@@ -143,8 +146,7 @@ class Unwaited:
         for releases in self._released.values():
             ends = [*(each.tick for each in releases[1:]), end]
             for release, until in zip(releases, ends, strict=True):
-                deaths = ((each.death, each) for each in release.storages)
-                gone = [(at, each) for at, each in deaths if at is not None and at < until]
-                gone.sort(key=lambda each: each[0])
+                deaths = ((storage.death, nbytes) for storage, nbytes in release.storages)
+                gone = sorted((at, each) for at, each in deaths if at is not None and at < until)
                 ticks = [at for at, _ in gone[1:]] + [until]
                 yield [(*each, tick) for each, tick in zip(gone, ticks, strict=False)]

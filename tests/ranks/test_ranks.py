@@ -745,6 +745,21 @@ class TestWorlds:
         assert f"may be 5.0 MiB ({int(done.stdout):,} bytes), for collectives that" in told
         assert told.startswith("fits on NVIDIA A100-SXM4-80GB (79.256 GiB) 7")
 
+    def test_what_is_held_longer_counts_as_blocks(self, run: Run, tmp_path: Path) -> None:
+        """A gradient of 21 numbers, 84 bytes, is in a block of 512."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            *(line.replace("1 << 18", "21") for line in REDUCED_AND_DROPPED),
+            "print(torch.cuda.max_memory_allocated() + 512)",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        told = " ".join(done.stderr.split())
+        assert "up to 512 B (512 bytes) may be held" in told
+        assert f"({int(done.stdout):,} bytes), for collectives that" in told
+
     def test_the_verdict_doubts_a_card_that_gradients_held_longer_may_fill(
         self, run: Run, tmp_path: Path
     ) -> None:
