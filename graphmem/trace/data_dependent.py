@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 
 from graphmem import constructors
 from graphmem.trace.composites import run_in_parts
+from graphmem.trace.matrix_exponentials import matrix_exponential
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.python_functions import name_of
 from graphmem.trace.sizes_by_data import SizesByDataMode
@@ -50,6 +51,7 @@ class DataDependentMode(SizesByDataMode):
             aten._pack_padded_sequence.default: self._pack_padded,
             aten._ctc_loss.Tensor: self._ctc_loss,
             aten.copy_.default: self._copy,
+            aten.linalg_matrix_exp.default: self._matrix_exponential,
         }
 
     # Reading ------------------------------------------------------------------------------------
@@ -158,6 +160,12 @@ class DataDependentMode(SizesByDataMode):
             return func(*args, **kwargs)
         with self:
             return _all_of(run_in_parts(aten.isclose.default, args, kwargs))
+
+    def _matrix_exponential(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if self.is_host_counted or self._stays_real(func, args, kwargs):
+            return self._run(func, types, args, kwargs)
+        with self:
+            return matrix_exponential(args[0], self.reads.known.assume)
 
     def _is_gradient_at_mask(self, tensor: Any, indices: Any, value: Any, *options: Any) -> bool:
         """Whether `index_backward` writes where a single mask on the card selects.

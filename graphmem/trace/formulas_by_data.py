@@ -4,7 +4,8 @@ PyTorch checks whether a tensor is fake or subclass-like and then takes a formul
 (torch/csrc/autograd/FunctionsManual.cpp, `prod_backward`, `masked_fill_backward`;
 aten/src/ATen/native/ReduceOps.cpp, `cumprod_backward`). A tensor with data is searched for zeros
 first; if there are none, as among weights and activations, the formula is a quotient. That formula
-runs here, operation by operation, and the report lists it as assumed (passes/unmodelled.py).
+runs here, operation by operation, and the report lists it as assumed (passes/unmodelled.py). That
+of `matrix_exp` writes blocks into zeros (`differential_analytic_matrix_function`).
 """
 
 from __future__ import annotations
@@ -90,6 +91,16 @@ def _masked_fill(node: Any, grad: torch.Tensor, wanted: set[int]) -> Gradients:
     return [of_self, of_value]
 
 
+def _matrix_exponential(node: Any, grad: torch.Tensor, wanted: set[int]) -> Gradients:
+    matrix = node._saved_self.mT.conj()
+    size = matrix.shape[-1]
+    blocks = grad.new_zeros((*matrix.shape[:-2], 2 * size, 2 * size))
+    blocks[..., :size, :size].copy_(matrix)
+    blocks[..., size:, size:].copy_(matrix)
+    blocks[..., :size, size:].copy_(grad)
+    return [torch.linalg.matrix_exp(blocks)[..., :size, size:]]
+
+
 def _signed(number: int) -> int:
     """The signed value of an `int64_t` whose bits a node exposes as unsigned."""
     return number - (1 << 64) if number >> 63 else number
@@ -100,4 +111,5 @@ _FORMULAS: dict[str, Formula] = {
     "ProdBackward1": _prod_of_dimension,
     "CumprodBackward0": _cumprod,
     "MaskedFillBackward1": _masked_fill,
+    "LinalgMatrixExpBackward0": _matrix_exponential,
 }

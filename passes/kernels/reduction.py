@@ -111,8 +111,17 @@ def compact(tensor: TensorOut, dtype: str | None = None) -> TensorOut:
 
 def _converting(call: Call) -> Iterator[Step]:
     """Clause (1)."""
-    tensor, out_dtype = call.tensor("self"), call.op.outputs[0].dtype
     yield from call.outputs()
+    out_dtype = call.op.outputs[0].dtype
+    keepdim = bool(call.value("keepdim"))
+    tensor = call.tensor("self")
+    yield from converted_sum(call, tensor, out_dtype, call.value("dim"), keepdim=keepdim)
+
+
+def converted_sum(
+    call: Call, tensor: TensorOut, out_dtype: str, dims: object = None, *, keepdim: bool = False
+) -> Iterator[Step]:
+    """The scratch memory of a sum in `out_dtype`, by clause (1)."""
     is_complex = tensor.dtype.startswith("complex")
     in_dtype = _COMPLEX_AS_WIDE.get(out_dtype, out_dtype) if is_complex else out_dtype
     is_fused = tensor.dtype == in_dtype or (is_half(tensor.dtype) and in_dtype == "float32")
@@ -120,7 +129,8 @@ def _converting(call: Call) -> Iterator[Step]:
     if not is_fused:
         tensor = compact(tensor, in_dtype)
         held.append(Scratch(f"the input as {in_dtype}", nbytes(tensor)))
-    yield from during(held, _over_dims(call, tensor, sum_kernel))
+    sums = reduced(call, tensor, dims, keepdim=keepdim, out_dtype=out_dtype)
+    yield from during(held, sums)
 
 
 def _plain(call: Call, kernel_of: KernelOf) -> Iterator[Step]:

@@ -9,9 +9,10 @@ cuda/Randperm.cu, cuda/SummaryOps.cu, cuda/Sorting.cpp, cuda/TensorModeKernel.cp
   (2) `randperm` sorts a range by random keys, with enough bits that keys hardly repeat;
   (3) `bincount` and `histc` look for the smallest and the largest value, since 2.13 and 2.12 at
       once; `bincount` then holds both throughout;
-  (4) `median` without a dimension sorts a copy, and checks whether the largest value is NaN; along
-      a dimension it searches a contiguous input, as `kthvalue` does; `mode` searches one whose rows
-      are contiguous, and sorts rows of more than 2,048 one by one, which has no rule;
+  (4) `median` without a dimension sorts a copy, and checks whether the largest value is NaN;
+      `nanmedian` counts NaNs and computes the position on the card; along a dimension both search a
+      contiguous input, as `kthvalue` does; `mode` searches one whose rows are contiguous, and sorts
+      rows of more than 2,048 one by one, which has no rule;
   (5) `normal` looks for a negative deviation before it allocates its result and once more after
       (DistributionTemplates.h, `CHECK_NORMAL_TENSOR_STD`);
   (6) `bernoulli` draws by probabilities in float32, or in float64 for a float64 result
@@ -44,6 +45,7 @@ from .reduction import (
     compact,
     contiguous_copies,
     contiguous_copy,
+    converted_sum,
     flattened,
     index_kernel,
     logic_kernel,
@@ -189,8 +191,26 @@ def _median(call: Call) -> Iterator[Step]:
     yield from map(Take, [*copies, values])
     yield from during([positions], row(call, numel(tensor), tensor.dtype))
     yield from map(Free, copies)
-    yield from during([Scratch("whether the greatest is a NaN", 1)], call.outputs())
+    if call.name == "aten.nanmedian":
+        yield from _at_counted_position(call, numel(tensor))
+    else:
+        yield from during([Scratch("whether the greatest is a NaN", 1)], call.outputs())
     yield Free(values)
+
+
+def _at_counted_position(call: Call, count: int) -> Iterator[Step]:
+    """`(count - 1 - NaNs) / 2`, a float32 number that becomes an index."""
+    is_nan = TensorOut((count,), "bool", None, (1,))
+    held = [Scratch("which are NaN", count), Scratch("how many are NaN", INDEX_BYTES)]
+    yield from map(Take, held)
+    yield from converted_sum(call, is_nan, "int64")
+    held.append(Scratch("how many are not", INDEX_BYTES))
+    held.append(Scratch("half as many", item_bytes("float32")))
+    position = Scratch("the position", INDEX_BYTES)
+    yield from map(Take, [*held[2:], position])
+    yield from map(Free, reversed(held))
+    yield from call.outputs()
+    yield Free(position)
 
 
 def _searched(call: Call) -> Iterator[Step]:
@@ -276,6 +296,7 @@ RULES: Mapping[str, Rule] = {
     "aten.bincount": _bincount,
     "aten.histc": _histc,
     "aten.median": _median,
+    "aten.nanmedian": _median,
     "aten.kthvalue": _searched,
     "aten.mode": _mode,
 }

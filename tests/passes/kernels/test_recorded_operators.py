@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -80,6 +81,7 @@ CHOICES = (
     "bincount_wide float32",
     "histc float32",
     "median_all float32",
+    "opinfo:nanmedian: float32",
 )
 TABLES = (
     "embedding_3072 float32",
@@ -184,6 +186,20 @@ def test_an_operator_allocates_what_a_card_did(label: str) -> None:
         pytest.skip("recorded on 2.11; this release does otherwise (docs/versions.md)")
 
     assert difference(call, predicted(call)) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "events"), [("matrix_exp_one float32", 175), ("matrix_exp_few float32", 66)]
+)
+def test_matrix_exp_takes_what_a_card_took_until_it_has_squared_as_often(
+    label: str, events: int
+) -> None:
+    """Of one matrix forwards and backwards; the recorded batch is not squared at all."""
+    call = _recorded()[label]
+
+    made = predicted(call)[:events]
+
+    assert difference(replace(call, changes=call.changes[:events]), made) is None
 
 
 @pytest.mark.slow
