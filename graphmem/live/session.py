@@ -100,6 +100,7 @@ class LiveSession(FollowedSession):
         recorder = simulator.recorder
         super().__init__(simulator, mode=LiveMode, compiles=compiles, tell=tell)
         self.observer = Observer(self.simulator, self.saved, self.location, tell)
+        simulator.where = self.location.place
         self.collector = CollectorWatch(recorder)
         self.built = BuiltModels(recorder)
         self.references = ReferenceModels(recorder.graph)

@@ -15,12 +15,13 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 
 import torch
 
 from graphmem.allocator import Block, OutOfMemory
 from graphmem.events import Birth, CacheEmptied, Death, Event, LifeEvent
-from graphmem.graph import Op, Owner, OwnerKind, Storage
+from graphmem.graph import Op, Owner, OwnerKind, Source, Storage
 from graphmem.kernel_program import MAIN_THREAD, OnlineRules, Program, thread_of
 from graphmem.pipeline import online_pass
 from graphmem.runtime import Runtime
@@ -31,6 +32,8 @@ from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.live_run import GiveBack
 from graphmem.virtual_device.node_streams import NodeStreams
 from graphmem.virtual_device.random import draws_random_numbers
+
+_BY_ADDRESS = "memory that the program took by caching_allocator_alloc"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class OnlineSimulator:
         recorder: reports what the program does.
         refusals: every request that did not fit.
         streams: knows the stream of each operation.
+        where: knows the program's line.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class OnlineSimulator:
         self._settled = 0
         self._scratch_ids = itertools.count(-1, -1)  # storages of the graph count up from 0
         self._kept: set[int] = set()
+        self.where: Callable[[], Source | None] = lambda: None
 
     def follow(self) -> None:
         """Follow the program from here on, after what it has done so far on the default stream."""
@@ -197,12 +202,26 @@ class OnlineSimulator:
         storage = self._add_workspace(what, nbytes)
         self._kept.add(storage.id)
         self.settle()
+        return partial(self._let_go, storage)
 
-        def give_back() -> None:
-            self.recorder.let_go(storage, storage.owners[0])
-            self.settle()
+    def hold(self, nbytes: int, stream: int) -> tuple[Block, GiveBack]:
+        """Allocate memory that the program asks for by address, with the function that frees it."""
+        self.settle()
+        try:
+            block = self.memory.malloc(nbytes, replace(self.memory.origin(), stream=stream))
+        except torch.OutOfMemoryError as refused:
+            self._note(refused, None, self._newest_moment)
+            raise refused from None
+        storage, source = self.recorder.new_bytes(nbytes), self.where()
+        self.take_block(storage, block)
+        storage.owners.append(Owner(OwnerKind.VARIABLE, "", storage.birth, source=source))
+        at = "" if source is None else f" ({source})"
+        self.recorder.label(storage.id, OwnerKind.COMPILED, f"{_BY_ADDRESS}{at}")
+        return block, partial(self._let_go, storage)
 
-        return give_back
+    def _let_go(self, storage: Storage) -> None:
+        self.recorder.let_go(storage, storage.owners[0])
+        self.settle()
 
     def _add_workspace(self, what: str, nbytes: int) -> Storage:
         """A workspace that the program asked for, not an operation."""
@@ -279,12 +298,16 @@ class OnlineSimulator:
                 else:
                     taken.append(event.storage)
         if refused is not None:
-            moment = len(self._simulator.timeline.moments) - 1
+            moment = self._newest_moment
             if not any(map(_is_workspace, taken)):
                 self._rules.untake_workspaces()
             self._give_back(taken)
             self._note(refused, op, moment)
             raise refused
+
+    @property
+    def _newest_moment(self) -> int:
+        return len(self._simulator.timeline.moments) - 1
 
     def _note(self, refused: torch.OutOfMemoryError, op: Op | None, moment: int) -> None:
         cause = refused.__cause__

@@ -117,12 +117,9 @@ def _polynomial(matrices: torch.Tensor) -> torch.Tensor:
     for left, right, power in ((1, 1, 2), (1, 2, 3), (3, 3, 4)):
         torch.matmul(powers[left], powers[right], out=powers[power])
     sums = torch.zeros_like(powers)  # `_compute_linear_combination`
-    for left, right, result in ((0, 4, 3), (2, 3, 1)):
-        product = torch.matmul(sums[left], sums[right], out=powers[0])
-        if result == 1:
-            sums[2].add_(sums[3])
-        sums[result].add_(product)
-    del powers, product
+    sums[3].add_(torch.matmul(sums[0], sums[4], out=powers[0]))
+    sums[1].add_(torch.matmul(sums[2].add_(sums[3]), sums[3], out=powers[0]))
+    del powers
     _release(held)
     return sums[1]
 

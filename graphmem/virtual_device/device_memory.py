@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from graphmem.allocator.messages import AllocatorSettingError
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.device_clock import DeviceClock
 from graphmem.virtual_device.devices import Devices
-from graphmem.virtual_device.live_run import LiveRun, NoLiveRun
+from graphmem.virtual_device.live_run import GiveBack, LiveRun, NoLiveRun
 from graphmem.virtual_device.memory_history import MemoryHistory, Stack
 from graphmem.virtual_device.slow_device import Progress, SlowDevice
 from graphmem.virtual_device.stream_captures import StreamCaptures
@@ -117,7 +118,7 @@ class DeviceMemory:
         self._users: dict[Block, set[int]] = {}
         self._freed_at: dict[Block, BlockOrigin] = {}
         self._pending: list[tuple[Block, float]] = []
-        self._raw: dict[int, Block] = {}
+        self._raw: dict[int, GiveBack] = {}
         self._observers: list[OutOfMemoryObserver] = []
 
     @property
@@ -293,17 +294,18 @@ class DeviceMemory:
 
     def keep_raw(self, blocks: Iterable[Block]) -> None:
         """Let blocks in use be freed by their addresses only (`raw_delete`)."""
-        self._raw.update({block.address: block for block in blocks})
+        self._raw.update({block.address: partial(self.free, block) for block in blocks})
 
     def raw_alloc(self, requested_bytes: int, stream: int) -> int:
         """`torch.cuda.caching_allocator_alloc`.
 
         Returns:
             the address.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for it.
         """
-        self.run.settle()
-        block = self.malloc(requested_bytes, replace(self.origin(), stream=stream))
-        self._raw[block.address] = block
+        block, self._raw[block.address] = self.run.hold(requested_bytes, stream)
         return block.address
 
     def raw_delete(self, address: int) -> None:
@@ -313,10 +315,10 @@ class DeviceMemory:
             RuntimeError: `raw_alloc` did not allocate this address.
         """
         self.run.settle()
-        block = self._raw.pop(address, None)
-        if block is None:
+        give_back = self._raw.pop(address, None)
+        if give_back is None:
             raise RuntimeError(f"invalid device pointer: {address:#x}")
-        self.free(block)
+        give_back()
 
     def configure(self, text: str) -> None:
         """Change the settings from now on; a memory fraction is kept.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -50,6 +50,9 @@ class LiveRun(Protocol):
     def keep(self, what: str, nbytes: int) -> GiveBack:
         """Allocate memory for a library; returns the function that frees it."""
 
+    def hold(self, nbytes: int, stream: int) -> tuple[Block, GiveBack]:
+        """Allocate memory that the program asks for by address, with the function that frees it."""
+
 
 class NoLiveRun:
     """The live run of a trace, which does nothing: a trace is simulated afterwards."""
@@ -83,6 +86,10 @@ class NoLiveRun:
     def keep(self, what: str, nbytes: int) -> GiveBack:
         """Allocate nothing."""
         return _give_nothing_back
+
+    def hold(self, nbytes: int, stream: int) -> NoReturn:
+        """Fail: a trace has refused to hand out addresses (`unanswered_bindings`)."""
+        raise NotImplementedError
 
 
 def _give_nothing_back() -> None:
