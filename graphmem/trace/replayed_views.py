@@ -7,6 +7,10 @@ allocates a whole base of zeros. For fake tensors, autograd instead repeats the 
 the view, and the graph holds their nodes, which allocate nothing. This module tracks these nodes,
 so that the walk runs the formula of a real run.
 
+A view in another type, as of the real parts of complex numbers, is repeated in a real run as well
+(`ViewInfo::chain`, variable.cpp): the steps before it become one `AsStridedBackward0`, and each
+after it one of its own.
+
 A repeated view is recognised by its early death: only its node is needed, so the tensor is gone
 before the next operation. A program's own view that reaches the loss is alive when the operation
 that uses it runs.
@@ -41,6 +45,12 @@ class _Candidate:
     base: weakref.ref[torch.Tensor]
     geometry: Geometry
     is_of_slices: bool
+    before: _Candidate | None
+    """The view that it views, if not the base."""
+    is_turn: bool
+    """Whether it has another type than what it views."""
+    is_chained: bool
+    """Whether a view in another type is among those that it was made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,7 @@ class ReplayedViews:
 
     def __init__(self) -> None:
         self._candidate: _Candidate | None = None
+        self._newest: _Candidate | None = None
         self._replayed: dict[int, _Replayed] = {}
 
     def note(self, newest: int, args: tuple[Any, ...], result: Any, running: Any) -> None:
@@ -78,22 +89,40 @@ class ReplayedViews:
         if base is None or base.is_inference() or not base._version:
             return
         if _shares_storage(source, result):
-            of_slices = isinstance(running, _FUNCTIONS.CopySlices)
+            newest_view = self._newest
+            is_next = newest_view is not None and newest_view.tensor() is source
+            before = newest_view if is_next else None
             self._candidate = _Candidate(
-                newest, weakref.ref(result), weakref.ref(base), _geometry(result), of_slices
+                newest,
+                weakref.ref(result),
+                weakref.ref(base),
+                _geometry(result),
+                is_of_slices=isinstance(running, _FUNCTIONS.CopySlices),
+                before=before,
+                is_turn=result.dtype != source.dtype,
+                is_chained=before is not None and (before.is_turn or before.is_chained),
             )
 
     def settle(self) -> None:
         """Decide what the newest view was, before anything else happens."""
         candidate, self._candidate = self._candidate, None
+        self._newest = candidate
         if candidate is None or not (candidate.is_of_slices or candidate.tensor() is None):
             return
         base = candidate.base()
         if base is not None and base.grad_fn is not None:
             looked_at(base.grad_fn)
-            self._replayed[candidate.node] = _Replayed(
-                candidate.geometry, _geometry(base), base.grad_fn._sequence_nr()
-            )
+            self._replay(candidate, _geometry(base), base.grad_fn._sequence_nr())
+
+    def _replay(self, view: _Candidate, base: Geometry, base_node: int) -> None:
+        """Note the nodes of a repeated view, and of those that it was made of."""
+        before = view.before
+        if view.is_chained and before is not None and not view.is_turn:
+            self._replayed[view.node] = _Replayed(view.geometry, before.geometry, before.node)
+        elif not view.is_turn:
+            self._replayed[view.node] = _Replayed(view.geometry, base, base_node)
+        if before is not None and (view.is_turn or view.is_chained):
+            self._replay(before, base, base_node)
 
     def edges_of(self, node: Any) -> Edges:
         """The edges of a node; those of a repeated view go straight to its base."""

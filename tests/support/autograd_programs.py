@@ -887,6 +887,15 @@ def variable_written_with_what_was_computed_from_it(first: nn.Linear, second: nn
 
 
 @program
+def parts_of_written_complex_numbers(first: nn.Linear, second: nn.Linear) -> None:
+    """Steps after the view of numbers as pairs are repeated one by one, those before it at once."""
+    numbers = torch.complex(first(rows()), second(rows()))
+    columns, row = numbers[1:].t().imag[2:].t(), numbers[1].real
+    numbers.imag.mul_(2)
+    (columns.exp() * row[2:]).sum().backward()
+
+
+@program
 def gradient_of_the_gradient_of_a_write_into_a_view(first: nn.Linear, second: nn.Linear) -> None:
     x = rows().requires_grad_()
     y = first(x)
