@@ -23,6 +23,7 @@ from graphmem.torch_releases.manifest import check_supported
 from graphmem.values.held import HeldValues
 from graphmem.virtual_device.class_losses import LOSSES, with_longs
 from graphmem.virtual_device.layouts import LAYOUTS, VIEWS, view_of
+from graphmem.virtual_device.missing_kernels import check_kernel
 from graphmem.virtual_device.operand_checks import check_operands
 from graphmem.virtual_device.operators import KERNELS
 from graphmem.virtual_device.subclasses import as_plain
@@ -83,6 +84,7 @@ class VirtualFakeMode(FakeTensorMode):
         """Dispatch as PyTorch does, except for operators with a kernel of graphmem's."""
         kernel = KERNELS.get(func)
         if kernel is not None:
+            check_kernel(func, args)
             return kernel(*args, **(kwargs or {}))
         if func is _UNSAFE_VIEW and args[0].layout is torch.strided:
             func = _VIEW  # below autograd they are one, but PyTorch's cache refuses the former

@@ -11,7 +11,7 @@ host's in a word, cuDNN's convolutions have theirs (Convolution.cpp,
 input's type (cuda/layer_norm_kernel.cu, cuda/group_norm_kernel.cu, `const_data_ptr<T>`), where
 the host's kernels take more.
 
-Not covered: types for which a card has no kernel ("not implemented for 'Half'").
+Types for which a card has no kernel ("not implemented for 'Half'") are in `missing_kernels`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from graphmem import constructors
+from graphmem.virtual_device.missing_kernels import check_kernel
 from graphmem.virtual_device.random import device_of
 
 aten = torch.ops.aten
@@ -88,6 +89,7 @@ def check_operands(func: Any, args: Sequence[Any], kwargs: Any = None) -> None:
         _rehearse(func, args, kwargs)
     elif _writes_elements(func) and any(shared := _are_shared(args[0])):
         _rehearse(func, args, kwargs, shared)
+    check_kernel(func, args)
 
 
 @cache

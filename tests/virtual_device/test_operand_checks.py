@@ -103,7 +103,6 @@ def test_a_card_has_words_of_its_own(call: Callable[[Make], Any], words: str) ->
         lambda ones: ones(4, 4).index_add_(0, ones(2, dtype=LONG), ones(4).expand(2, 4)),
         lambda ones: ones(3, 4).add_(ones(1, 4).expand(3, 4)).copy_(ones(4).expand(3, 4)),
         lambda ones: torch.where(ones(4, dtype=torch.uint8), ones(4), ones(4, dtype=HALF)),
-        lambda ones: ones(4, 4, dtype=LONG) @ ones(4, 4, dtype=LONG),
         lambda ones: F.scaled_dot_product_attention(
             *[ones(1, 2, 8, 8, dtype=HALF)] * 3, attn_mask=ones(8, 8, dtype=BOOL)
         ),
