@@ -139,6 +139,8 @@ class SparseMode(SpecialOperatorsMode):
         self, dense: torch.Tensor, added: torch.Tensor, **factor: Any
     ) -> torch.Tensor | None:
         """Clause (5): of coalesced tensors, and of rows, nothing is allocated."""
+        if _is_sparse_on_card(dense):
+            return self._extend(dense, added, **factor)
         if not _is_sparse_on_card(added) or dense.layout is not torch.strided:
             return None
         if dense.shape != added.shape or dense.dtype != added.dtype:
@@ -146,6 +148,16 @@ class SparseMode(SpecialOperatorsMode):
         if not added.is_coalesced():
             self._as_one_number(parts_of(added)[0], added.shape)
         return dense
+
+    def _extend(
+        self, matrix: torch.Tensor, added: torch.Tensor, **factor: Any
+    ) -> torch.Tensor | None:
+        """A sum in place, as of an embedding's gradients, gets both parts (`alias_into_sparse`)."""
+        both = self._add_sparse(matrix, added, **factor)
+        if both is not None:
+            with torch._C._DisableTorchDispatch():
+                matrix.data = both
+        return None if both is None else matrix
 
     def _add_sparse(
         self, first: torch.Tensor, added: torch.Tensor, *, alpha: float = 1

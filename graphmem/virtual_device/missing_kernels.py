@@ -124,7 +124,7 @@ def check_kernel(func: Any, args: Sequence[Any]) -> None:
         if dtype not in types and args[0].numel():
             raise _refusal()(f"\"{name}\" not implemented for '{_name_of(dtype)}'")
     if func in _FOURIER and _is_on_card(args[0]):
-        _check_transform(*args[:2], last=args[3] if func is aten._fft_c2r.default else None)
+        _check_transform(args[0], args[1], args[3] if func is aten._fft_c2r.default else None)
 
 
 def _check_transform(tensor: torch.Tensor, dims: Sequence[int], last: int | None) -> None:

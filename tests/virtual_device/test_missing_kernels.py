@@ -31,6 +31,7 @@ LISTED_AS = {
     "_ctc_loss": "nn.functional.ctc_loss",
 }
 """The names of operators in PyTorch's list of samples, where they are others."""
+LENGTHS = torch.tensor([5]), torch.tensor([2])
 NOT_LISTED = {"upsample_linear1d", "upsample_bicubic2d", "upsample_trilinear3d"}
 BY_CAPABILITY = {("bmm", BF16)}
 """What PyTorch lists only where it finds a card."""
@@ -66,7 +67,7 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         (lambda: (ones(2) > 0) & ones(2), "bitwise_and_cuda.* 'Float'"),
         (lambda: F.softmax(ones(2, dtype=LONG), 0), "host_softmax.* 'Long'"),
         (
-            lambda: F.ctc_loss(ones(5, 1, 4, dtype=HALF), torch.ones(1, 2, dtype=LONG), (5,), (2,)),
+            lambda: F.ctc_loss(ones(5, 1, 4, dtype=HALF), ones(1, 2, dtype=LONG), *LENGTHS),
             "ctc_loss_cuda.* 'Half'",
         ),
         (lambda: torch.fft.rfft(ones(2, 192, dtype=HALF)), r"powers of two .* size of\[192\]"),

@@ -92,6 +92,7 @@ TABLES = (
     "embedding_by_frequency float32",
     "embedding_bag_mean float32",
     "embedding_bag_max float32",
+    "embedding_sparse float32",
     "index_rows float32",
     "index_put_accumulate float32",
     "index_two_dimensions float32",
