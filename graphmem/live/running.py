@@ -33,7 +33,7 @@ _LONGEST = 300
 """The most characters of an error's message in the last line."""
 _BUILDS = "torch/utils/cpp_extension.py"
 """What compiles a program's extensions (`torch.utils.cpp_extension.load`)."""
-_ASK_THE_DRIVER = frozenset({"cupy", "cupy_backends", "numba", "pycuda", "pynvml", "warp"})
+_ASK_THE_DRIVER = frozenset({"cupy", "cupy_backends", "numba", "pycuda", "warp"})
 """Libraries that ask NVIDIA's driver for a card, not PyTorch."""
 _ASKS_MPI = "deepspeed/comm/comm.py"
 """`init_distributed` without RANK, LOCAL_RANK, MASTER_ADDR, … (`mpi_discovery`)."""
@@ -252,6 +252,8 @@ def _hint_on_extensions(error: BaseException) -> str:
             "allocates is not known"
         )
     library = frames[-1].f_globals.get("__name__", "").partition(".")[0] if frames else ""
+    if library == "pynvml":
+        return "NVML on the virtual card knows memory, names and idle sensors (docs/cuda_api.md)"
     if library not in _ASK_THE_DRIVER:
         return ""
     return f"{library} asks NVIDIA's driver for a card, and the virtual one is PyTorch's alone"

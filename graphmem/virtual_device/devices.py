@@ -21,6 +21,7 @@ import torch
 
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.device_properties import DeviceProperties
+from graphmem.virtual_device.nvml import nvml
 from graphmem.virtual_device.patching import Replacement
 from graphmem.virtual_device.sensors import sensors
 
@@ -141,6 +142,7 @@ def device_replacements(
         (cuda, "_cached_device_count", None),
         (cuda, "_initialized", True),
         *sensors(),
+        *nvml(),
         *_build_of(torch_release),
     ]
 
