@@ -164,7 +164,7 @@ def _refusal() -> type[RuntimeError]:
     """What the installed release raises: a `NotImplementedError` in later ones."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         try:
-            torch._softmax(constructors.zeros(1, dtype=torch.bool, device="cpu"), 0, False)
+            constructors.zeros(1, dtype=torch.bool, device="cpu").softmax(0)
         except RuntimeError as error:
             return type(error)
     return RuntimeError
