@@ -100,7 +100,7 @@ INNER_NAMES = (
     ),
     Names(
         "torch.Tensor",
-        "record_stream pin_memory is_pinned cuda to data grad type type_as float double "
+        "record_stream pin_memory is_pinned cuda to data set_ grad type type_as float double "
         "half bfloat16 new_empty new_empty_strided new_full new_ones new_tensor new_zeros "
         "cpu data_ptr __reduce_ex__ share_memory_ is_shared",
         "moves to the virtual GPU, the program's casts, addresses",

@@ -30,7 +30,7 @@ from graphmem.trace.python_functions import is_argument, name_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replaced_storages import ReplacedStorages
 from graphmem.trace.saved_fields import SavedFields, names_of
-from graphmem.trace.saved_leaves import SavedLeaves
+from graphmem.trace.saved_leaves import SavedLeaves, requires_grad_by_base
 from graphmem.trace.saved_token import Hook, SavedToken
 from graphmem.trace.saved_variables import mark_unpacked, note_saved, note_unpacked
 from graphmem.trace.saved_versions import SavedVersions
@@ -174,6 +174,7 @@ class SavedTensorHooks:
         is_checkpoints = checkpoints.saves_inputs()
         if wrapper is tensor:
             saved.version = self._versions.of(tensor)
+            saved.is_of_base = requires_grad_by_base(tensor)
             node = self._saving_node()
             is_input = is_checkpoints or is_argument(tensor, node)
             # Autograd makes a node, saves inputs, runs the operation and then saves results
@@ -220,8 +221,8 @@ class SavedTensorHooks:
             if saved.version is not None and torch.is_grad_enabled():
                 saved.version.note_unpacked(alias)
             note_unpacked(saved, alias)
-            self._leaves.note_unpacked(saved, alias)
             mark_unpacked(alias)
+        self._leaves.note_unpacked(saved)
         return alias
 
     def _restored(self, saved: SavedToken) -> torch.Tensor:
@@ -270,6 +271,7 @@ class SavedTensorHooks:
             return stand_in
         self._open(saved)
         tensor: torch.Tensor = saved.hooks[1](saved.payload)
+        self._leaves.note_unpacked(saved)
         return tensor
 
     def _saving_node(self) -> int:

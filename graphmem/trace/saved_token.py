@@ -42,6 +42,7 @@ class SavedToken:
         "field",
         "geometry",
         "hooks",
+        "is_of_base",
         "is_released",
         "leaf",
         "made_by",
@@ -66,6 +67,7 @@ class SavedToken:
         self._let_go = let_go
         self.hooks = hooks
         self.field = ""
+        self.is_of_base = False
         self.is_released = False
         self.leaf: weakref.ref[torch.Tensor] | None = None
         self.storage: Storage | None = None

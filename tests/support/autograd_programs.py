@@ -577,6 +577,40 @@ def swapped_while_it_was_saved(first: nn.Linear, second: nn.Linear) -> None:
     y.sum().backward()
 
 
+@program
+def set_to_other_memory_while_it_was_saved(first: nn.Linear, second: nn.Linear) -> None:
+    """Nothing walks the graph: `set_` counts as a write, after which that is an error."""
+    x = rows().requires_grad_()
+    saved = x.sin()
+    with torch.no_grad():
+        x.set_(torch.randn(2, SIZE))  # type: ignore[call-overload]
+    second(first(rows())).sum().backward()
+    del saved
+
+
+class OfViews(Function):
+    """Saves views that are made without gradients, which lead to no node of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x[1:], weight.t())
+        return x[1:] @ weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return functional.pad(grads[0] @ weight, (0, 0, 1, 0)), x.t() @ grads[0]
+
+
+@program
+def views_that_a_function_saved_are_differentiated_twice(
+    first: nn.Linear, second: nn.Linear
+) -> None:
+    y: Any = OfViews.apply(first(rows()), second.weight)  # type: ignore[no-untyped-call]
+    (grad,) = torch.autograd.grad(y.exp().sum(), first.weight, create_graph=True)
+    grad.square().sum().backward()
+
+
 # ---- formulas that choose between writing in place and not ---------------------------------------
 
 
