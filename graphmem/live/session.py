@@ -1,7 +1,8 @@
 """A session that finds the iterations of a program by itself.
 
-(1) An iteration begins when a module is called from outside any other with gradients enabled, and
-    the last iteration is complete; the first such call begins the first one. Before that is set-up.
+(1) An iteration begins when a module is called from outside any other with gradients enabled, or
+    by a function that autograd differentiates, as a reentrant checkpoint, and the last iteration is
+    complete; the first such call begins the first one. Before that is set-up.
 (2) An iteration is complete after an optimizer's step, or without any optimizer after a backward
     pass. So several forward and backward passes before a step, as in gradient accumulation, are one
     iteration; two optimizers that step in turn, as in a GAN, make two.
@@ -11,7 +12,9 @@
     backward pass within such a call, as from an energy to its forces, is part of the evaluation.
     Called so in a forward pass, a model that no optimizer trains, such as a teacher, is part of
     that; so is one in training mode, such as a policy without its adapters. Before a forward pass,
-    the former may be (`graphmem/trace/reference_models.py`).
+    the former may be (`graphmem/trace/reference_models.py`). After an iteration, a module that has
+    trained and is now in evaluation mode begins one too, though gradients are enabled, unless a
+    backward pass follows its last call.
 (5) Without an optimizer or a backward pass, each forward pass counts as a step.
 (6) Before the first operation on the card, a module that is called begins nothing: it runs on the
     CPU, as a detector does that measures its strides when it is built. Nor does a backward pass
@@ -36,6 +39,7 @@ from graphmem.live.observer import Observer
 from graphmem.online.online_simulator import OnlineSimulator
 from graphmem.online.session import FollowedSession
 from graphmem.runtime import Runtime
+from graphmem.trace.python_functions import is_differentiated
 from graphmem.trace.reference_models import ReferenceModels
 from graphmem.trace.root_names import RootNames
 from graphmem.virtual_device.device_memory import DeviceMemory
@@ -115,6 +119,8 @@ class LiveSession(FollowedSession):
         self._root_names = RootNames(self.location, self.built.models, self._made)
         self.location.root_name = self._root_names.name
         self._evaluated: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._trained: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._validated: int | None = None
 
     @contextmanager
     def watching(
@@ -150,7 +156,7 @@ class LiveSession(FollowedSession):
             return
         self._count_forward()
         phase = self.recorder.graph.phases[-1].name
-        if not torch.is_grad_enabled():
+        if not is_differentiated():
             self._name_once(module)
             if phase is PhaseName.EVALUATION and self.references.has_trained:
                 return
@@ -159,11 +165,25 @@ class LiveSession(FollowedSession):
             if phase is not PhaseName.EVALUATION and not is_amid:
                 self.recorder.phases.enter_evaluation()
             self.references.called(is_trained=is_trained)
-        elif self._is_complete:
+        elif self._is_complete and not module.training and module in self._trained:
+            self._validate(phase)
+        else:
+            self._train(module, phase)
+
+    def _train(self, module: torch.nn.Module, phase: PhaseName) -> None:
+        if module.training:
+            self._trained.add(module)
+        if self._is_complete:
             self._begin_iteration()
             self.recorder.phases.begin_iteration(self.recorder.phases.step + 1)
         elif phase is not PhaseName.FORWARD:
             self.recorder.phases.enter_forward()
+
+    def _validate(self, phase: PhaseName) -> None:
+        """Begin an evaluation that forgets `torch.no_grad()`, or note its next call."""
+        if phase is not PhaseName.EVALUATION:
+            self.recorder.phases.enter_evaluation()
+        self._validated = self.recorder.tick
 
     def _is_amid(self, phase: PhaseName) -> bool:
         """Whether a forward pass has begun that is to be trained."""
@@ -209,6 +229,7 @@ class LiveSession(FollowedSession):
         if self._max_steps is not None and number >= self._max_steps:
             self._stop(has_trained=True)
         self._is_complete = False
+        self._validated = None
 
     def _graph_compiled(self, trains: bool) -> None:
         """Name the models that optimizers train: compiled code calls no module within it."""
@@ -231,8 +252,11 @@ class LiveSession(FollowedSession):
         if self._is_aside:  # clauses 4 and 6
             return
         if not self._depth and self._is_complete:
+            validated = self._validated
             self._begin_iteration()
             self.recorder.phases.step += 1
+            if validated is not None:
+                self.recorder.phases.was_forward(validated)
         self._walked = True
         super().begin_backward()
 

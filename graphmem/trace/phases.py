@@ -124,6 +124,11 @@ class Phases:
                 phase.name = PhaseName.FORWARD
         self._begin(PhaseName.BACKWARD)
 
+    def was_forward(self, tick: int) -> None:
+        """Note that what looked like an evaluation was a forward pass from `tick` on."""
+        if self.running is PhaseName.EVALUATION:
+            self._split(tick)
+
     def compile_whole(self) -> None:
         """Note that compiled autograd takes over the backward pass that has begun."""
         self._graph.phases[-1].is_compiled_whole = True

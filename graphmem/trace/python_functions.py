@@ -50,7 +50,7 @@ class _OfThread(threading.local):
     """A thread's running functions, innermost last, with the versions of their arguments."""
 
     def __init__(self) -> None:
-        self.running: list[tuple[int, dict[int, int], type]] = []
+        self.running: list[tuple[int, dict[int, int], type, bool]] = []
 
 
 _OF_THREAD = _OfThread()
@@ -73,6 +73,15 @@ def running_function() -> type | None:
     return running[-1][2] if running else None
 
 
+def is_differentiated() -> bool:
+    """Whether gradients are enabled here, or where a running Python function was applied.
+
+    A function runs without them: a reentrant checkpoint calls modules so, which train.
+    """
+    running = _OF_THREAD.running
+    return torch.is_grad_enabled() or bool(running and running[0][3])
+
+
 def stream_of(node: Any) -> int | None:
     """The stream of a Python function's results (`InputMetadata`); None for other nodes."""
     stream: int | None = getattr(node, _STREAM, None)
@@ -90,7 +99,8 @@ def replacements(observer: FunctionObserver) -> list[Replacement]:
     original_apply: Any = vars(Function)["apply"]
 
     def apply_and_note(cls: type, *args: Any, **kwargs: Any) -> Any:
-        _OF_THREAD.running.append((torch._C._autograd._get_sequence_nr(), _versions(args), cls))
+        number = torch._C._autograd._get_sequence_nr()
+        _OF_THREAD.running.append((number, _versions(args), cls, torch.is_grad_enabled()))
         try:
             results = original_apply.__get__(None, cls)(*args, **kwargs)
         finally:

@@ -49,6 +49,7 @@ from graphmem.trace.library_flags import note_flags
 from graphmem.trace.line_search import LineSearches
 from graphmem.trace.location import Location
 from graphmem.trace.node_hooks import NodeHooks
+from graphmem.trace.python_functions import is_differentiated
 from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
@@ -62,7 +63,6 @@ from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.patching import replaced
 
 _COPY_SLICES: Any = vars(torch._C._functions)["CopySlices"]
-_OPTIMIZERS = "torch.optim."
 _OF_A_NUMBER = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)
 """Errors that a wrong number may cause: a size, an index, a divisor, a branch."""
 
@@ -235,7 +235,7 @@ class Session:
 
     def _called(self, module: torch.nn.Module) -> None:
         """Know that a module is called from outside any other."""
-        self.recorder.phases.module_called(trains=torch.is_grad_enabled())
+        self.recorder.phases.module_called(trains=is_differentiated())
 
     def _end(self) -> None:
         """Leave threads that outlive the program alone."""
@@ -396,5 +396,5 @@ def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 def _breaks_graphs(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `step` breaks a compiled graph (`_use_grad_for_differentiable`, torch/optim/)."""
-    is_theirs = type(optimizer).__module__.startswith(_OPTIMIZERS)
+    is_theirs = type(optimizer).__module__.startswith("torch.optim.")
     return is_theirs and "differentiable" in optimizer.defaults

@@ -60,6 +60,22 @@ VALIDATED = """
         student.eval()(x)
     student.train()
 """
+FORGOTTEN = """
+    student.train()
+    loss = student(x).sum()
+    loss.backward()
+    optimizer.step()
+    student.eval()
+    wanted = [student(x).sum() for _ in range(3)]
+    student(x).sum().backward()
+    optimizer.zero_grad()
+    student.train()
+    loss = student(x).sum()
+"""
+REENTRANT = """
+    x.requires_grad_()
+    loss = torch.utils.checkpoint.checkpoint(student, x, use_reentrant=True).sum()
+"""
 
 
 @pytest.fixture
@@ -77,7 +93,7 @@ def phases_of(run_graphmem: Callable[..., Outcome], tmp_path: Path) -> Callable[
     return run
 
 
-@pytest.mark.parametrize("body", [TEACHER, LATENTS, ADAPTER_OFF])
+@pytest.mark.parametrize("body", [TEACHER, LATENTS, ADAPTER_OFF, REENTRANT])
 def test_what_a_loss_depends_on_is_part_of_its_forward_pass(
     phases_of: Callable[[str], Any], body: str
 ) -> None:
@@ -108,3 +124,11 @@ def test_a_forward_pass_begins_with_its_teacher(
 
     first = json.loads(output.read_text())["steps"][0]["phases"][0]
     assert first["start"] == 2 * 1024 + 4 * 512
+
+
+def test_an_evaluation_that_forgets_no_grad_is_one_up_to_what_is_differentiated(
+    phases_of: Callable[[str], Any],
+) -> None:
+    """The last call in evaluation mode is a forward pass: a backward pass follows it."""
+    with_passes = ["forward", "backward", "forward", "backward", "optimizer"]
+    assert phases_of(FORGOTTEN) == [[*OF_A_STEP, "evaluation"], with_passes] * 2
