@@ -142,6 +142,19 @@ CUDA_NAMES = (
         build=Build.CUDA,
     ),
     Names(
+        _C,
+        "_cuda_jiterator_compile_and_launch_kernel",
+        "kernels for each element that a program compiles (`torch.cuda.jiterator`)",
+        _PROGRAM,
+        build=Build.CUDA,
+    ),
+    Names(
+        "torch._prims_common",
+        "ELEMENTWISE_TYPE_PROMOTION_KIND compute_elementwise_output_strides elementwise_dtypes",
+        "the results of such kernels",
+        _PROGRAM,
+    ),
+    Names(
         "torch.cuda._utils",
         "_nvrtc_compile _get_cuda_library",
         "compiling and launching kernels in CUDA C++ (`torch.cuda._compile_kernel`)",

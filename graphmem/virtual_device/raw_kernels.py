@@ -4,20 +4,32 @@ PyTorch's own Python checks the arguments and launches (torch/cuda/_utils.py, `_
 Nothing is compiled, and the driver's functions succeed without doing anything: the memory of such a
 kernel is that of its arguments, whose values are unknown afterwards.
 
+A kernel for each element (`torch.cuda.jiterator`, as flash-attn's SwiGLU) is an operation of
+PyTorch, whose `TensorIterator` allocates its results in the operands' common type and layout
+(`CompileAndLaunchKernel`, aten/src/ATen/native/cuda/jiterator.cu).
+
 Not covered: errors in the kernel's source.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
+import torch
+from torch._prims_common import (
+    ELEMENTWISE_TYPE_PROMOTION_KIND,
+    compute_elementwise_output_strides,
+    elementwise_dtypes,
+)
 from torch.cuda import _utils
 
 from graphmem.virtual_device.patching import Replacement
 from graphmem.virtual_device.unseen_writes import forget
+
+_COMMON = ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH
 
 
 class _Driver:
@@ -36,6 +48,22 @@ def _compile_nothing(source: str, name: str, *args: Any, **options: Any) -> tupl
     return b"", name
 
 
+def _launch_for_each(
+    code: str,
+    name: str,
+    by_reference: bool,
+    count: int,
+    tensors: Sequence[torch.Tensor],
+    options: Mapping[str, Any],
+) -> Any:
+    """`_cuda_jiterator_compile_and_launch_kernel`."""
+    operands = torch.broadcast_tensors(*tensors)
+    like, strides = operands[0], compute_elementwise_output_strides(*operands)
+    _, dtype = elementwise_dtypes(*tensors, type_promotion_kind=_COMMON)
+    made = [like.new_empty_strided(like.shape, strides, dtype=dtype) for _ in range(count)]
+    return tuple(made) if count > 1 else made[0]
+
+
 def raw_kernel_replacements() -> list[Replacement]:
     """List what compiling and launching a kernel replaces."""
     driver = _Driver()
@@ -51,4 +79,5 @@ def raw_kernel_replacements() -> list[Replacement]:
         (_utils._CudaKernel, "__call__", launch_and_forget),
         (_utils, "_nvrtc_compile", _compile_nothing),
         (_utils, "_get_cuda_library", lambda: driver),
+        (torch._C, "_cuda_jiterator_compile_and_launch_kernel", _launch_for_each),
     ]

@@ -147,6 +147,7 @@ COMPOSITES = (
     "opinfo:any: float32",
     "opinfo:scatter_reduce:mean float32",
     "opinfo:nn.functional.fractional_max_pool3d: float32",
+    "opinfo:jiterator_2inputs_2outputs: float32",
 )
 
 DOES_AS_RECORDED = {
