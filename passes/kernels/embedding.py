@@ -23,6 +23,8 @@ sources.md, "Embeddings, indexing and sorting"; A100, 16,384 tokens); fixtures/c
       `_embedding_bag_sparse_backward`) is the bags' rows by index; that of a mean is multiplied by
       a factor for each (fixtures/real/tabular.py --sparse on an H200; the mean is read in the
       source).
+  (6) `embedding_renorm_`, as of `max_norm`, sorts the indices, whose order is freed at once, and
+      finds distinct ones in memory for all (Embedding.cu, `embedding_renorm_cuda_`).
 
 Not covered: the mask of a sparse gradient with `padding_idx`, the temporary storage of CUB's
 `unique` and scans before CUDA 13 (`cub_scans`), and deterministic algorithms.
@@ -38,8 +40,9 @@ from graphmem.torch_releases.differences import EMBEDDINGS_ADD_ATOMICALLY
 
 from .call import Call, Rule, during
 from .cub import SORT_NOTE, sort_pairs_bytes
-from .cub_scans import scan, scan_by_key, unique_by_key
+from .cub_scans import scan, scan_by_key, unique, unique_by_key
 from .layout import (
+    INDEX_BYTES,
     accumulate_bytes,
     is_contiguous,
     is_half,
@@ -49,6 +52,7 @@ from .layout import (
     numel,
 )
 from .reduction import contiguous_copies, contiguous_copy
+from .sorting import sorted_rows
 
 _TOKENS_WITHOUT_SORT = 3072
 _TOKENS_PER_PART = 10
@@ -185,8 +189,22 @@ def _sparse_bags_backward(call: Call, grad: TensorOut, indices: TensorOut) -> It
     yield from map(Free, (factors, sizes, of_rows))
 
 
+def _renorm(call: Call) -> Iterator[Step]:
+    """Clause (6)."""
+    yield from call.outputs()
+    indices = call.tensor("indices")
+    count, size = numel(indices), nbytes(indices)
+    held = [Scratch("sorted indices", size)]
+    yield Take(held[0])
+    yield from during([Scratch("their order", count * INDEX_BYTES)], sorted_rows(call, indices))
+    distinct = [Scratch("distinct indices", size), Scratch("how many are distinct", INDEX_BYTES)]
+    yield from during(distinct, during([unique(call, count, indices.dtype)]))
+    yield Free(held[0])
+
+
 RULES: Mapping[str, Rule] = {
     "aten.embedding": _forward,
+    "aten.embedding_renorm_": _renorm,
     "aten.embedding_dense_backward": _dense_backward,
     "aten._embedding_bag": _bags,
     "aten._embedding_bag_forward_only": _bags,

@@ -99,6 +99,15 @@ def _sort_each(tensor: TensorOut, count: int) -> Iterator[Step]:
     yield from during([positions, Scratch("storage of CUB's sort", storage)])
 
 
+def sorted_rows(call: Call, tensor: TensorOut) -> Iterator[Step]:
+    """The scratch memory that `sort` takes for contiguous rows."""
+    length = tensor.shape[-1] if tensor.shape else 1
+    if length > _SORTED_IN_PLACE:
+        yield from _sort_by_cub(call, tensor, length)
+    else:
+        yield from during([Scratch("positions", length * INDEX_BYTES)])
+
+
 def row(call: Call, count: int, dtype: str) -> Iterator[Step]:
     """The scratch memory that `sort` takes for one contiguous row."""
     held = [Scratch("positions", count * INDEX_BYTES)]

@@ -137,6 +137,24 @@ class TestSearches:
         assert staged == 2 * largest
 
 
+class TestReflection:
+    """cuda/ReflectionPad.cu."""
+
+    def test_images_with_channels_last_are_copied_before_they_are_padded(self) -> None:
+        image = tensor(2, 8, 32, 32)
+        last = tensor(2, 8, 32, 32, stride=(8192, 1, 256, 8))
+        pad, size = aten.reflection_pad2d.default, 4 * 2 * 8 * 32 * 32
+
+        assert Calls().call(pad, image, [1, 1, 1, 1]) == ["out0"]
+        assert Calls().call(pad, last, [1, 1, 1, 1]) == ["out0", size, -size]
+
+    def test_the_gradient_is_copied(self) -> None:
+        row, across = tensor(4, 8), tensor(4, 10, stride=(1, 4))
+        back = aten.reflection_pad1d_backward.default
+
+        assert Calls().call(back, across, row, [1, 1]) == ["out0", 160, -160]
+
+
 class TestFourierTransforms:
     """cuda/SpectralOps.cpp, `_exec_fft`: what is not transformed must have one stride."""
 
@@ -330,6 +348,17 @@ class TestEmbedding:
 
         copies = [8 * 64 * 8, 8 * 64 * 16 * 4]
         assert program == [*copies, "out0", -copies[1], -copies[0]]
+
+    def test_a_bounded_norm_sorts_the_tokens_and_finds_distinct_ones(self) -> None:
+        """Embedding.cu, `embedding_renorm_cuda_`: rows of 10 tokens, then all 40."""
+        table, tokens = tensor(100, 16), tensor(4, 10, dtype=LONG)
+
+        program = Calls("h100").call(aten.embedding_renorm_.default, table, tokens, 1.0, 2.0)
+        sort = [40 * 8, 40 * 8, 10 * 8, -10 * 8, -40 * 8]
+        assert program[:7] == [*sort, 40 * 8, 8]
+        storage, freed = program[7:9]
+        assert storage == -int(freed) > 0
+        assert program[9:] == [-8, -40 * 8, -40 * 8]
 
     def test_few_tokens_need_no_scratch(self) -> None:
         assert self.gradient(3072, 50_257, 768, HALF) == ["out0"]
