@@ -467,3 +467,37 @@ def test_a_third_party_package_adds_a_stand_in_by_an_entry_point(tmp_path: Path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == f"kept {64 * 256 * FLOAT + 512}\n"  # the output, and a float a row
     assert "fast_norm: a stand-in allocates for it; fast_norm 1.2, csrc/norm.cu" in done.stderr
+
+
+def test_flash_attns_norm_returns_what_its_source_allocates() -> None:
+    """csrc/layer_norm/ln_api.cpp; at most 256 registers for each of 128 threads: two blocks run."""
+    rows, width, processors = 512, 1024, 108
+    with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]) as gpu:
+        norm = importlib.import_module("dropout_layer_norm")
+        x = torch.zeros(rows, width, dtype=torch.bfloat16, device="cuda")
+        gamma = torch.ones(width, dtype=torch.bfloat16, device="cuda")
+        before = gpu.allocated
+        options = (None, None, None, None)
+        given = (x, None, gamma, None, *options, 0.1, 1e-5, 1.0, 0, None, True, True)
+        normed, summed, mask, mean, deviation = norm.dropout_add_ln_fwd(*given)
+        assert gpu.allocated - before == rows * (width * (2 + 4 + 1) + 2 * 4)
+        assert (normed.dtype, summed.dtype, mask.dtype) == (x.dtype, torch.float32, torch.uint8)
+
+        before = gpu.allocated
+        saved = (summed, None, mask, mean, deviation, gamma, *options, 0.1, 1.0, 0, True, True)
+        found = norm.dropout_add_ln_bwd(normed, None, *saved)
+        partial = 2 * (2 * processors) * width * 4
+        assert gpu.allocated - before == rows * width * (2 + 4) + 2 * width * 2 + partial
+        assert len(found) == 6
+
+
+def test_flash_attns_loss_may_write_its_gradient_into_the_logits() -> None:
+    with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]) as gpu:
+        loss = importlib.import_module("xentropy_cuda_lib")
+        logits = torch.zeros(256, 1024, device="cuda")
+        labels = torch.zeros(256, dtype=torch.int64, device="cuda")
+        before = gpu.allocated
+        losses, sums = loss.forward(logits, labels, 0.0)
+        assert gpu.allocated - before == 2 * 256 * 4
+        assert loss.backward(losses, logits, sums, labels, 0.0, True) is logits
+        assert loss.backward(losses, logits, sums, labels, 0.0, False).shape == logits.shape

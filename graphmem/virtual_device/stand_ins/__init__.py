@@ -48,6 +48,7 @@ class StandIn:
         oldest: the first release whose Python part calls the stand-in's kernels as they are.
         install: the command that installs the package's Python part without its kernels.
         around: a context that is open while the modules can be imported.
+        others: modules outside the package that it stands in for as well.
         gone: modules of earlier releases that `version` has not.
         hub: the module that replaces a kernel of Hugging Face's hub, by the kernel's plain name
             (`hub_kernels.plain`).
@@ -60,6 +61,7 @@ class StandIn:
     oldest: str = "0"
     install: str | None = None
     around: Callable[[], AbstractContextManager[None]] = nullcontext
+    others: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
     hub: Mapping[str, str] = field(default_factory=dict)
 
@@ -89,7 +91,8 @@ def stand_in_for(error: BaseException) -> StandIn | None:
         package = name.partition(".")[0]
         if package in known:
             return known[package].load()  # type: ignore[no-any-return]
-    return None
+    stand_ins: Iterator[StandIn] = (point.load() for point in known.values())
+    return next((each for each in stand_ins if missing in each.others), None)
 
 
 def stand_in_named(text: str) -> StandIn | None:

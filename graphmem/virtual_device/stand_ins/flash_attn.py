@@ -4,8 +4,8 @@ They save for the backward pass what the package's do (flash_attn/flash_attn_int
 queries, keys, values, the output, the log-sum-exp and the random state. Padding is that of
 flash_attn/bert_padding.py.
 
-Not covered: `flash_attn.layers`, `losses` and `ops`, which are Triton kernels in Python, and
-`flash_attn_with_kvcache`.
+Its other extensions are in `flash_attn_extensions`. Not covered: `flash_attn.layers`, `losses` and
+`ops`, which are Triton kernels in Python, and `flash_attn_with_kvcache`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch.nn.functional as F  # noqa: N812
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.messages import NoStandInPartError
 from graphmem.virtual_device.stand_ins import StandIn, bert_padding, is_installed, lacking
+from graphmem.virtual_device.stand_ins.flash_attn_extensions import NAMES, SOURCE, extensions
 from graphmem.virtual_device.stand_ins.flash_attn_kernels import KERNELS
 from graphmem.virtual_device.stand_ins.flash_attn_operators import register
 
@@ -209,16 +210,20 @@ def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
             "flash_attn_gpu": SimpleNamespace(**KERNELS),  # xformers calls the extension
         },
         "flash_attn.bert_padding": bert_padding.names(),
+        **extensions(gpu),
     }
 
 
 STAND_IN = StandIn(
     distribution="flash_attn",
     version="2.8.3",
-    source="flash-attention 2.8, csrc/flash_attn/flash_api.cpp and flash_attn_interface.py",
+    source=(
+        "flash-attention 2.8, csrc/flash_attn/flash_api.cpp and flash_attn_interface.py; " + SOURCE
+    ),
     modules=_modules,
     oldest="2.7.0",
     install=_INSTALL,
+    others=NAMES,
     gone=frozenset({"flash_attn.flash_attention"}),  # of version 1
     hub=dict.fromkeys(("flashattn", "flashattn2", "flashattention2"), "flash_attn"),
 )
