@@ -112,6 +112,11 @@ class Owner(msgspec.Struct, gc=False):
         """Whether this owner keeps the storage alive at `tick`."""
         return self.start <= tick and (self.end is None or tick < self.end)
 
+    @property
+    def is_taken_over(self) -> bool:
+        """Whether it is autograd's, for compiled code (`Storage.category_at`, clause 2)."""
+        return self.kind is OwnerKind.SAVED_TENSOR and self.name.startswith(COMPILED_NODE)
+
 
 class Storage(msgspec.Struct, gc=False):
     """One allocation on the device.
@@ -168,7 +173,10 @@ class Storage(msgspec.Struct, gc=False):
         for kind, category in _LIFELONG:
             if self.owned_as(kind):
                 return category
-        if any(_is_activation_for(owner, tick) for owner in self.owners):
+        saved = (each for each in self.owners if each.kind is OwnerKind.SAVED_TENSOR)
+        if any(
+            each.holds_at(tick) or (each.is_taken_over and each.start <= tick) for each in saved
+        ):
             return Category.ACTIVATION
         if self.owned_as(OwnerKind.COMMUNICATION):
             return Category.COMMUNICATION
@@ -177,13 +185,6 @@ class Storage(msgspec.Struct, gc=False):
 
 COMPILED_NODE = "CompiledFunctionBackward"
 """The autograd node of compiled code (torch/_functorch/_aot_autograd/runtime_wrappers.py)."""
-
-
-def _is_activation_for(owner: Owner, tick: int) -> bool:
-    if owner.kind is not OwnerKind.SAVED_TENSOR:
-        return False
-    is_taken_over = owner.name.startswith(COMPILED_NODE) and owner.start <= tick
-    return is_taken_over or owner.holds_at(tick)
 
 
 _LIFELONG = (

@@ -139,6 +139,7 @@ class _Columns:
             "kind": [text(owner.kind) for owner in owners],
             "name": [text(owner.name) for owner in owners],
             "source": [text(owner.source) for owner in owners],
+            "taken_over": [int(owner.is_taken_over) for owner in owners],
             "first": np.subtract(self._moments_from(starts), births).tolist(),
             "last": np.subtract(self._moments_from(ends), births).tolist(),
             "first_op": _differences(self._ops_at(starts)),

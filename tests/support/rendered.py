@@ -48,5 +48,5 @@ def hostile_analysis() -> Analysis:
 
 
 @cache
-def small_analysis() -> Analysis:
-    return run_analysis(small, Request(steps=2))
+def small_analysis(*, compiled: bool = False) -> Analysis:
+    return run_analysis(small, Request(steps=2, compile=compiled or None))

@@ -61,6 +61,7 @@ class StepData {
         kind: this.texts[columns.kind[i]],
         name: this.texts[columns.name[i]],
         source: this.texts[columns.source[i]],
+        takenOver: columns.taken_over[i],
         first: this.first[owned] + columns.first[i],
         last: this.first[owned] + columns.last[i],
         firstOp: firstOp[i],
@@ -100,7 +101,8 @@ class StepData {
   }
 
   isSaved(i, moment) {
-    return this.ownersAt(i, moment).some((owner) => owner.kind === "saved_tensor");
+    return this.ownersOf[i].some((owner) => owner.kind === "saved_tensor"
+      && owner.first <= moment && (owner.takenOver || moment < owner.last));
   }
 
   phaseAt(moment) {
