@@ -30,3 +30,20 @@ def test_pytorch_checks_the_shared_memory_of_a_kernel() -> None:
 
         with pytest.raises(RuntimeError, match="exceeds device limit"):
             kernel.set_shared_memory_config(100_000)
+
+
+def test_a_kernel_for_each_element_makes_its_results() -> None:
+    """Broadcast, in the common type and the first operand's order; 20 recorded calls are equal.
+
+    `python -m tools.verify_operators fixtures/cuda/operators.jsonl.gz --only jiterator`.
+    """
+    with graphmem.virtual_gpu("h100") as gpu:
+        code = "template <typename T> void both(T x, T y, T& a, T& b) { a = x; b = y; }"
+        both = torch.cuda.jiterator._create_multi_output_jit_fn(code, num_outputs=2)
+        x = torch.ones(64, 128, device="cuda").t()
+        y = torch.ones(64, dtype=torch.float16, device="cuda")
+        before = gpu.allocated
+        made = both(x, y)
+
+        assert [(each.dtype, each.stride()) for each in made] == [(x.dtype, x.stride())] * 2
+        assert gpu.allocated - before == 2 * x.nbytes
