@@ -171,7 +171,8 @@ def _notes_on_sharding(layout: Layout, units: Collection[str]) -> Iterator[str]:
     elif layout.sharding is Sharding.ZERO_3:
         yield (
             "ZeRO-3: gathered by blocks, as fully_shard does; DeepSpeed gathers by modules within "
-            "stage3_prefetch_bucket_size and stage3_max_live_parameters"
+            "stage3_prefetch_bucket_size and stage3_max_live_parameters. Its buffer of 5e8 "
+            "gradients (reduce_bucket_size) is counted whole"
         )
     elif layout.sharding is Sharding.FSDP:
         folded = listed(list(fold(dict.fromkeys(units, 0))))

@@ -81,6 +81,30 @@ def test_tensor_parallel_ranks_send_what_they_sum_and_gather(
     assert sent["bytes"] == halves * hidden // 2
 
 
+@pytest.mark.parametrize(("stage", "at_the_loss"), [("2", False), ("3", True)])
+def test_deepspeed_collects_gradients_in_a_buffer(
+    run_graphmem: Run, tmp_path: Path, stage: str, at_the_loss: bool
+) -> None:
+    """5e8 numbers: ZeRO-3's from the beginning on, ZeRO-2's from the first gradient on.
+
+    `ipg_buckets` of stage3.py, `setup_buckets` of stage_1_and_2.py. The loss needs more than that:
+    2^29 numbers each for its logarithms and two gradients.
+    """
+    (tmp_path / "model.py").write_text(
+        "import torch\n"
+        "def build():\n"
+        "    model = torch.nn.Linear(2, 1 << 20)\n"
+        "    return model, torch.randn(512, 2), lambda y: -y.log_softmax(-1).mean()\n"
+    )
+    options = ("--gpus", "2", "--zero", stage, "--format", "json", "--gpu", "b200")
+
+    outcome = run_graphmem("plan", f"{tmp_path / 'model.py'}:build", *options)
+
+    (found,) = json.loads(outcome.stdout)["stages"]
+    buffer = found["at_peak"].get("communication", 0)
+    assert buffer == 4 * 500_000_000 * at_the_loss
+
+
 DISTILLED = """
 import torch
 from torch import nn

@@ -216,14 +216,16 @@ class StageEstimate:
     def _buffers(self, layout: Layout, weights: Bytes, wide: int) -> int:
         if layout.sharding_ranks == 1:
             return 0
+        bucket = REDUCE_BUCKET_ELEMENTS * (FP32_BYTES // wide)
         if layout.sharding.shares_parameters:
             units: dict[str, int] = {}
             for unit, nbytes in zip(self._units, weights.tolist(), strict=True):
                 units[unit] = units.get(unit, 0) + nbytes
             root = units.pop(ROOT, 0)
-            return root + (2 + wide) * max(units.values(), default=root)
+            bucket *= layout.sharding is Sharding.ZERO_3
+            return root + (2 + wide) * max(units.values(), default=root) + bucket
         if layout.sharding is Sharding.ZERO_2:
-            return REDUCE_BUCKET_ELEMENTS * (FP32_BYTES // wide)
+            return bucket
         return 0 if wide == 2 else int(weights[self._trained].sum())
 
     # Traffic ------------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ Clauses:
       emptiest rank (torch/distributed/optim/zero_redundancy_optimizer.py, `_partition_parameters`);
       the fullest rank is reported. With bf16 weights it is Megatron-LM's distributed optimizer: an
       even share of every parameter, padded;
-  (3) *ZeRO-2* is DeepSpeed's stage 2: in the backward pass a buffer of 5e8 elements
-      (`reduce_bucket_size`, deepspeed/runtime/zero/stage_1_and_2.py) collects the gradients, and an
-      even share of each is kept;
+  (3) *ZeRO-2* is DeepSpeed's stage 2: from the backward pass's first gradient on a buffer of 5e8
+      elements (`reduce_bucket_size`, `setup_buckets`, deepspeed/runtime/zero/stage_1_and_2.py)
+      collects the gradients, and an even share of each is kept; each kind of optimizer state is one
+      tensor for all parameters;
   (4) *ZeRO-3* and *FSDP* also keep only a share of the parameters and gather them by units
-      (`fsdp`);
+      (`fsdp`); ZeRO-3 has such a buffer from the beginning on (`ipg_buckets`, stage3.py);
   (5) *bf16 weights with master copies* (DeepSpeed, Megatron-LM): the optimizer has fp32 copies of
       its parameters and fp32 moments, and gradients accumulate in permanent fp32 buffers
       (`accumulate_allreduce_grads_in_fp32`), unless they are sharded;
@@ -32,7 +33,7 @@ from graphmem.parallel.rank.allocations import Allocation
 from graphmem.parallel.rank.rank import Rank, RankMoment
 from graphmem.parallel.sharding.buckets import first_buckets, rebuilt_buckets
 from graphmem.parallel.sharding.fsdp import padding, shard_fully, share_rows
-from graphmem.parallel.sharding.parameters import BYTES_OF, FP32_BYTES, ParameterOnRank
+from graphmem.parallel.sharding.parameters import BYTES_OF, FP32_BYTES, ParameterOnRank, fullest
 from graphmem.report.categories import COMMUNICATION
 
 REDUCE_BUCKET_ELEMENTS = 500_000_000
@@ -126,6 +127,8 @@ class DataParallel:
             if layout.sharding.shares_parameters:
                 self._padding += padding(self.parameters.values(), layout)
                 self._pieces = shard_fully(self._rank, self._pieces, self.parameters)
+                if layout.sharding is Sharding.ZERO_3:
+                    self._pieces += self._buffers(self._before_training, None)
             elif layout.sharding is Sharding.ZERO_2:
                 self._reduce_in_one_buffer()
             elif layout.has_buckets:
@@ -233,7 +236,7 @@ class DataParallel:
         by_whole_parameters = (
             self._layout.sharding is Sharding.ZERO_1 and self._layout.precision is Precision.TRACED
         )
-        fullest = self._fullest_rank() if by_whole_parameters else set()
+        own = self._fullest_rank() if by_whole_parameters else set()
         kept = []
         for allocation in self._pieces:
             name = allocation.what if allocation.storage is None else self.parameter_of(allocation)
@@ -249,9 +252,25 @@ class DataParallel:
                 stays = not self._is_optimizers(allocation)
                 allocation.nbytes = self._shared(allocation.nbytes, parameter, stays=stays)
                 kept.append(allocation)
-            elif name in fullest:
+            elif name in own:
                 kept.append(allocation)
-        self._pieces = kept
+        flat = self._layout.sharding is Sharding.ZERO_2
+        self._pieces = list(self._flattened(kept)) if flat else kept
+
+    def _flattened(self, pieces: Iterable[Allocation]) -> Iterator[Allocation]:
+        """Clause (3): each kind of state that stays is one tensor for all parameters."""
+        whole: dict[str, Allocation] = {}
+        for each in pieces:
+            is_master = each.category == Category.OPTIMIZER_STATE
+            is_state = is_master or kind_of(each) is OwnerKind.OPTIMIZER_STATE
+            key = "" if is_master else each.what.rpartition(".")[2]
+            if not is_state or each.dies is not None or each.nbytes <= FP32_BYTES:
+                yield each
+            elif key in whole:
+                whole[key].nbytes += each.nbytes
+            else:
+                whole[key] = each
+        yield from whole.values()
 
     def _fullest_rank(self) -> set[str]:
         """The parameters of the fullest rank (clause 2).
@@ -261,7 +280,7 @@ class DataParallel:
         trained = [each for each in self.parameters.values() if each.gradients]
         found: set[str] = set()
         for count in {each.ranks for each in trained}:
-            found |= _fullest([each for each in trained if each.ranks == count], count)
+            found |= fullest([each for each in trained if each.ranks == count], count)
         return found
 
     def _shared(self, nbytes: int, parameter: ParameterOnRank, *, stays: bool) -> int:
@@ -286,24 +305,24 @@ class DataParallel:
             return share_rows(parameter.shape, parameter.ranks)
         return -(-parameter.numel // parameter.ranks)
 
+    def _buffers(self, born: RankMoment, dies: RankMoment | None) -> Iterator[Allocation]:
+        """DeepSpeed's buffers of gradients, one for each type."""
+        dtypes = {
+            each.gradients[0].storage.dtype: each.element_bytes
+            for each in self.parameters.values()
+            if each.gradients and each.gradients[0].storage is not None
+        }
+        for dtype, element in dtypes.items():
+            what, nbytes = f"buffer of {dtype} gradients", REDUCE_BUCKET_ELEMENTS * element
+            yield Allocation(nbytes, born, dies, what, category=COMMUNICATION)
+
     def _reduce_in_one_buffer(self) -> None:
-        dtypes = {}
-        for each in self.parameters.values():
-            if each.gradients and each.gradients[0].storage is not None:
-                dtypes[each.gradients[0].storage.dtype] = each.element_bytes
         for i, slot in enumerate(self._rank.slots):
-            traced = self._rank.traced.phases[slot.traced]
-            if traced.phase is PhaseName.BACKWARD:
-                for dtype, element in dtypes.items():
-                    self._pieces.append(
-                        Allocation(
-                            REDUCE_BUCKET_ELEMENTS * element,
-                            (i, traced.start - 0.75),
-                            (i, traced.end - 0.25),
-                            f"buffer of {dtype} gradients",
-                            category=COMMUNICATION,
-                        )
-                    )
+            gradients = (each for one in self.parameters.values() for each in one.gradients)
+            ready = [self.ready(each) for each in gradients if each.born[0] == i]
+            ends = i, self._rank.traced.phases[slot.traced].end - 0.25
+            if ready:
+                self._pieces += self._buffers(_before(min(ready)), ends)
         self._pieces.extend(self._gradient_shares())
         for each in self.parameters.values():
             self._end_when_ready(each.gradients)
@@ -370,17 +389,6 @@ class DataParallel:
         assert allocation.dies is not None
         slot = self._rank.slots[allocation.dies[0]]
         return self._rank.traced.phases[slot.traced].phase is PhaseName.OPTIMIZER
-
-
-def _fullest(parameters: Iterable[ParameterOnRank], count: int) -> set[str]:
-    """The parameters of the fullest of `count` ranks."""
-    ranks: list[set[str]] = [set() for _ in range(count)]
-    filled = [0] * count
-    for each in sorted(parameters, key=lambda each: -each.numel):
-        emptiest = filled.index(min(filled))
-        ranks[emptiest].add(each.name)
-        filled[emptiest] += each.numel
-    return ranks[filled.index(max(filled))]
 
 
 def _after(moment: RankMoment) -> RankMoment:

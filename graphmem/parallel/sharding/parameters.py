@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from graphmem.parallel.rank.allocations import Allocation
@@ -44,3 +45,14 @@ class ParameterOnRank:
     def numel(self) -> int:
         """Elements before data-parallel sharding."""
         return math.prod(self.shape)
+
+
+def fullest(parameters: Iterable[ParameterOnRank], count: int) -> set[str]:
+    """The parameters of the fullest of `count` ranks."""
+    ranks: list[set[str]] = [set() for _ in range(count)]
+    filled = [0] * count
+    for each in sorted(parameters, key=lambda each: -each.numel):
+        emptiest = filled.index(min(filled))
+        ranks[emptiest].add(each.name)
+        filled[emptiest] += each.numel
+    return ranks[filled.index(max(filled))]
