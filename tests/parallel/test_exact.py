@@ -126,6 +126,13 @@ def test_micro_batches_are_gradient_accumulation() -> None:
     assert (allocated + 2 * SCALAR_BLOCK, reserved) == real
 
 
+def test_gradients_of_later_micro_batches_are_temporaries() -> None:
+    """They are added to the first one's: no rank has more gradients than parameters."""
+    for rank in planner("gpt2", GPT2).plan(Layout(pipeline=2, micro_batches=4)):
+        assert rank.phase == "backward"
+        assert rank.timeline.most["gradient"] == rank.timeline.most["parameter"]
+
+
 def one_rank_of_llama(ways: int, **changes: Any) -> TrainingStep:
     """A tensor-parallel rank's model, written by hand: fewer heads, features and classes."""
     sizes = {**LLAMA, **changes}

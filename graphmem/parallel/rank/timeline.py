@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from graphmem.allocator import Block, CachingAllocator
-from graphmem.graph import PhaseName
+from graphmem.graph import Category, OwnerKind, PhaseName
 from graphmem.parallel.rank.allocations import Allocation
 from graphmem.parallel.rank.rank import Rank, RankMoment
 
@@ -142,12 +142,15 @@ class _Categories:
     """The categories of allocations at a moment.
 
     A micro-batch that waits between its forward and its backward pass stays as its forward pass
-    left it, whatever the rank does meanwhile.
+    left it, whatever the rank does meanwhile. Gradients of later micro-batches are temporaries that
+    are added to the first one's, unless each is reduced.
     """
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._ticks = [event.tick for event in rank.traced.events]
+        layout = rank.layout
+        self._reduces_each = layout.sharding.shares_gradients and layout.sharding_ranks > 1
 
     def sums(self, allocations: Iterable[Allocation], moment: RankMoment) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -160,6 +163,9 @@ class _Categories:
         if allocation.category is not None:
             return str(allocation.category)
         assert allocation.storage is not None
+        is_added = allocation.micro > 0 and not self._reduces_each
+        if is_added and allocation.storage.owned_as(OwnerKind.GRADIENT):
+            return str(Category.TEMPORARY)
         return str(allocation.storage.category_at(self._tick(self._place(allocation, moment))))
 
     def _place(self, allocation: Allocation, moment: RankMoment) -> float:
