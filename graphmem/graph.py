@@ -174,9 +174,7 @@ class Storage(msgspec.Struct, gc=False):
             if self.owned_as(kind):
                 return category
         saved = (each for each in self.owners if each.kind is OwnerKind.SAVED_TENSOR)
-        if any(
-            each.holds_at(tick) or (each.is_taken_over and each.start <= tick) for each in saved
-        ):
+        if any(it.holds_at(tick) or (it.is_taken_over and it.start <= tick) for it in saved):
             return Category.ACTIVATION
         if self.owned_as(OwnerKind.COMMUNICATION):
             return Category.COMMUNICATION
