@@ -202,7 +202,8 @@ case3 gpu memory:    477MB"""
 
         assert exact["fp32 parameters"] == 4 * parameters
         assert exact["16-bit and fp32 gradients"] == 4 * parameters // 8
-        assert exact["communication buffers"] == 4 * 500_000_000  # reduce_bucket_size
+        # DeepSpeed's buffer comes with the first gradient (`setup_buckets`), after the loss's peak.
+        assert "communication buffers" not in exact
         assert "one of 8 GPUs" in comparison(found, "deepspeed-zero2").of
 
     def test_several_machines(self) -> None:
