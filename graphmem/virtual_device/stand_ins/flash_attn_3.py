@@ -26,6 +26,7 @@ from graphmem.virtual_device.stand_ins.flash_attn_3_tiles import (
     rounded_width,
     tile_of,
 )
+from graphmem.virtual_device.stand_ins.operators import register_operator
 
 _FORWARD = """(Tensor q, Tensor k, Tensor v, Tensor? k_new=None, Tensor? v_new=None,
  Tensor? qv=None, Tensor? out_=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None,
@@ -103,21 +104,14 @@ def _backward_shapes(
 
 @functools.cache
 def _register_operators() -> None:
-    """Register the operators; PyTorch keeps them for the life of the process."""
+    """Register the operators, once."""
     on_card = "kernels, which run on a card only"
     kernel = lacking("flash_attn_3", [on_card])[on_card]
     for name, mutated, schema, shapes in (
         ("forward", (), _FORWARD, _forward_shapes),
         ("backward", ("dq", "dk", "dv"), _BACKWARD, _backward_shapes),
     ):
-        operator = torch.library.custom_op(
-            f"flash_attn_3::_flash_attn_{name}",
-            kernel,
-            mutates_args=mutated,
-            device_types="cuda",
-            schema=" ".join(schema.split()),
-        )
-        operator.register_fake(shapes)
+        register_operator(f"flash_attn_3::_flash_attn_{name}", kernel, schema, shapes, mutated)
 
 
 class _Attention(torch.autograd.Function):

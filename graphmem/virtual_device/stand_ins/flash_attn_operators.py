@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from graphmem.virtual_device.stand_ins.flash_attn_kernels import KERNELS, Tensors, rounded
+from graphmem.virtual_device.stand_ins.operators import register_operator
 
 _RESULTS = "(Tensor, Tensor, Tensor, Tensor)"
 _LENGTHS = """Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k,"""
@@ -34,7 +35,7 @@ _VARLEN_BACKWARD = f"({_OPERANDS} {_LENGTHS} {_REST}) -> Tensor"
 
 @functools.cache
 def register() -> None:
-    """Register the operators; PyTorch keeps them for the life of the process."""
+    """Register the operators, once."""
     gradients = ("dq", "dk", "dv")
     for name, mutated, schema, kernel, shapes in (
         ("forward", (), _FORWARD, _forward, _forward_shapes),
@@ -42,14 +43,7 @@ def register() -> None:
         ("backward", gradients, _BACKWARD, _backward, _backward_shapes),
         ("varlen_backward", gradients, _VARLEN_BACKWARD, _varlen_backward, _varlen_backward_shapes),
     ):
-        operator = torch.library.custom_op(
-            f"flash_attn::_flash_attn_{name}",
-            kernel,
-            mutates_args=mutated,
-            device_types="cuda",
-            schema=" ".join(schema.split()),
-        )
-        operator.register_fake(shapes)
+        register_operator(f"flash_attn::_flash_attn_{name}", kernel, schema, shapes, mutated)
 
 
 def _contiguous(*tensors: torch.Tensor) -> list[torch.Tensor]:
