@@ -43,9 +43,7 @@ def replacements(recorder: Recorder) -> list[Replacement]:
     def reduce_and_name(
         parameters: Sequence[Any], gradients: list[Any], *args: Any, **options: Any
     ) -> Any:
-        for each, gradient in zip(parameters, gradients, strict=True):
-            name = f"{_names_of(recorder, [each])[0]}{NOT_REDUCED}"
-            recorder.identify(gradient, OwnerKind.GRADIENT, name)
+        _name_unreduced(recorder, parameters, gradients)
         reduced = reduce(parameters, gradients, *args, **options)
         name = f"reduce-scatter buffer of {module_together(_names_of(recorder, parameters))}"
         recorder.identify(reduced[0], OwnerKind.COMMUNICATION, name)
@@ -69,6 +67,13 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         (_fsdp_param_group, "foreach_reduce", reduce_and_name),
         (FSDPParam, "to_unsharded", unshard_and_name),
     ]
+
+
+def _name_unreduced(recorder: Recorder, parameters: Sequence[Any], gradients: list[Any]) -> None:
+    """Name gradients; their caller has no variable that holds one while it is reduced."""
+    for each, gradient in zip(parameters, gradients, strict=True):
+        name = f"{_names_of(recorder, [each])[0]}{NOT_REDUCED}"
+        recorder.identify(gradient, OwnerKind.GRADIENT, name)
 
 
 def _naming_accumulated(recorder: Recorder) -> Call:
