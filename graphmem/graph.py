@@ -41,6 +41,7 @@ class OwnerKind(enum.StrEnum):
     INPUT = "input"
     WORKSPACE = "workspace"
     COMMUNICATION = "communication"
+    """A buffer for communication between ranks."""
     COMPILED = "compiled"
     COPY = "copy"
     """Not holders but facts: a buffer of compiled code or an operator; a copy of a parameter."""

@@ -13,9 +13,8 @@ Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
       work for all, without a result; each pair of ranks has its own stream for the others
       (`getKeySendRecv`);
   (5) the work of any other collective holds its arguments, among them the list that `allgather`
-      copies to, until it is waited for. If nobody waits,
-      as when only its future is taken, a later collective of the group releases them
-      (`graphmem.ranks.unwaited`).
+      copies to, until it is waited for. If nobody waits, as when only its future is taken, a
+      later collective of the group releases them (`graphmem.ranks.unwaited`).
 
 Every other rank is assumed to send what this one does: what is gathered, scattered or exchanged is
 a copy of this rank's tensor if programs may read it, and sums of known values count each rank once.
