@@ -73,8 +73,10 @@ class Outcome:
 
 
 @pytest.fixture
-def run_graphmem(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Call `graphmem ARGUMENTS…` in this process."""
+def run_graphmem(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Iterator[Callable[..., Outcome]]:
+    """Call `graphmem ARGUMENTS…` in this process, and forget the test's own modules at the end."""
 
     def run(*arguments: str) -> Outcome:
         capsys.readouterr()
@@ -82,7 +84,10 @@ def run_graphmem(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         captured = capsys.readouterr()
         return Outcome(exit_code, captured.out, captured.err)
 
-    return run
+    yield run
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(f"{tmp_path}{os.sep}"):
+            del sys.modules[name]
 
 
 @pytest.fixture
