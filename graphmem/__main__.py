@@ -1,7 +1,7 @@
 """`python -m graphmem`, which is the command `graphmem`.
 
 `-m` puts the current folder first on the path, where a `queue.py` would take the place of the
-standard library's; a command adds the folder of the program that it reads, as for a script.
+standard library's. The command has its own folder there, which a program that it runs replaces.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 if not sys.flags.safe_path:  # Python 3.11's `-P` leaves the folder out
-    del sys.path[0]
+    sys.path[0] = sys.prefix  # holds no modules
 
 from graphmem.cli import main
 

@@ -135,6 +135,17 @@ def test_a_file_named_as_a_module_of_the_library_is_not_imported(
     assert run_process("-m", "graphmem", "gpus").returncode == 0
 
 
+def test_a_script_finds_what_pythonpath_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder takes the first place of the path, and what followed stays."""
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "apart.py").touch()
+    (tmp_path / "script.py").write_text("import apart")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "library"))
+    assert run_process("-m", "graphmem", "run", str(tmp_path / "script.py")).returncode == 0
+
+
 def test_the_exit_code_reaches_the_shell() -> None:
     assert run_process("-m", "graphmem", "no-such-command").returncode == 2
 
