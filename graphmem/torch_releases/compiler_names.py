@@ -126,7 +126,12 @@ COMPILER_NAMES = (
     Names(
         "torch.utils._python_dispatch", "BaseTorchDispatchMode", "guards of real tensors", _COMPILED
     ),
-    Names("torch._functorch.aot_autograd", "process_inputs", "the compiler's inputs", _COMPILED),
+    Names(
+        "torch._functorch._aot_autograd.frontend_utils",
+        "FakeTensor",
+        "the compiler's inputs",
+        _COMPILED,
+    ),
     *(
         Names(owner, "detect_fake_mode", "the mode of the compiler's trace", _COMPILED)
         for owner in WHERE_MODES_ARE_LOOKED_FOR

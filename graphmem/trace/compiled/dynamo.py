@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import proxy_tensor
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import BaseTorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from graphmem.frames import Origin, is_of_absent_package, origin_of
 from graphmem.torch_releases import installed_release
@@ -28,6 +29,7 @@ from graphmem.trace.compiled.savings import Savings
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.virtual_device.cuda_api import FACTORIES
 from graphmem.virtual_device.device_properties import DeviceProperties
+from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.patching import (
     Replacement,
     original_of,
@@ -42,6 +44,7 @@ _WITH_FUNCTIONS = (
     *(functools.cached_property, functools.partial, functools._lru_cache_wrapper),
 )
 """Kinds of objects in which a module's functions may be."""
+_FRONTEND = "torch._functorch._aot_autograd.frontend_utils"
 _OF_STEPS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 _HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", *_FORWARD)
 
@@ -107,43 +110,39 @@ def _switches_of_devices() -> Iterator[Replacement]:
 
 
 def _tensors_of_traces() -> Iterator[Replacement]:
-    """Let the compiler, whose trace has its own fake mode, treat the card's tensors as real ones.
+    """Let the compiler, whose traces have fake modes of their own, take the card's tensors as real.
 
-    From torch 2.11 on, `detect_fake_mode` (torch/_guards.py) and `process_inputs`
-    (torch/_functorch/_aot_autograd/frontend_utils.py) do so by themselves.
+    It looks for a fake mode among its inputs (`detect_fake_mode`, torch/_guards.py), and converts
+    those that are not fake yet: parameters have static shapes then, and the others the symbols
+    that Dynamo chose (`process_inputs`, torch/_functorch/_aot_autograd/frontend_utils.py).
     """
-    if installed_release() >= (2, 11):
-        return
+    yield importlib.import_module(_FRONTEND), "FakeTensor", _FakeButTheCards
     for name in WHERE_MODES_ARE_LOOKED_FOR:
         module = importlib.import_module(name)
-        yield module, "detect_fake_mode", _of_the_trace(module.detect_fake_mode)
-    aot_autograd: Any = importlib.import_module("torch._functorch.aot_autograd")
-    yield aot_autograd, "process_inputs", _into_the_trace(aot_autograd.process_inputs)
+        yield module, "detect_fake_mode", _unless_the_cards(module.detect_fake_mode)
 
 
-def _of_the_trace(detect: Callable[..., Any]) -> Callable[..., Any]:
+def _unless_the_cards(detect: Callable[..., Any]) -> Callable[..., Any]:
     def detect_fake_mode(inputs: Any = None) -> Any:
-        context = TracingContext.try_get()
+        context = TracingContext.try_get()  # before torch 2.11, the inputs' modes had to agree
         if context is not None and context.fake_mode is not None:
             return context.fake_mode
-        return detect(inputs)
+        return detect([each for each in tree_leaves(inputs) if not _is_on_card(each)])
 
     return detect_fake_mode
 
 
-def _into_the_trace(process: Callable[..., Any]) -> Callable[..., Any]:
-    def process_inputs(
-        flat_args: list[Any], config: Any, fake_mode: FakeTensorMode, *args: Any, **kwargs: Any
-    ) -> Any:
-        def converted(value: Any) -> Any:
-            is_foreign = isinstance(value, FakeTensor) and value.fake_mode is not fake_mode
-            return fake_mode.from_tensor(value) if is_foreign else value
+def _is_on_card(value: Any) -> bool:
+    return isinstance(value, FakeTensor) and isinstance(value.fake_mode, VirtualFakeMode)
 
-        return process(
-            [converted(value) for value in flat_args], config, fake_mode, *args, **kwargs
-        )
 
-    return process_inputs
+class _ButTheCards(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, FakeTensor) and not _is_on_card(value)
+
+
+class _FakeButTheCards(metaclass=_ButTheCards):
+    """A fake tensor that the program or the compiler made."""
 
 
 def _guards_under_modes() -> Iterator[Replacement]:
