@@ -224,7 +224,7 @@ COMPILER_NAMES = (
     ),
     Names(
         "torch._inductor.runtime.triton_heuristics.CachingAutotuner",
-        "precompile _precompile_config run copy_args_to_cpu_if_needed",
+        "precompile _precompile_config _make_launchers run copy_args_to_cpu_if_needed",
         "Triton kernels",
         _COMPILED,
     ),

@@ -21,11 +21,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem import constructors
-from graphmem.compiled_code import GRAPHS_LEFT_OUT, PADDING
 from graphmem.graph import Source
 from graphmem.trace.bounds import within_bounds
 from graphmem.trace.checks import passing_value
-from graphmem.trace.compiled.padding import Product, is_faster_padded
+from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.extremes import taken_extreme
 from graphmem.trace.location import Location
 from graphmem.trace.loops import Loops
@@ -50,6 +49,7 @@ class Reads:
 
     Attributes:
         known: the values that are known.
+        compiler: answers what only a card knows about a compilation.
         zeros: makes a tensor on the host, like another, for numbers that nobody knows.
     """
 
@@ -84,6 +84,7 @@ class Reads:
         self._told_at: Counter[Source] = Counter()
         self._newest = ""
         self._is_aside = False
+        self.compiler = Unknowns(recorder, location, self._chosen, self._replace, self.unseen)
         self.zeros: Callable[[torch.Tensor], torch.Tensor] = _real_like
 
     def choose(self, choices: Choices) -> None:
@@ -230,74 +231,6 @@ class Reads:
         override = f"override with --assume {source or 'nonzero'}=FRACTION"
         self._say((text, source), f"{text}; {override}")
         return round(share * numel)
-
-    def pads(self, product: Product) -> bool:
-        """Whether Inductor pads a matrix product, which a benchmark decides on a card.
-
-        What an H200 measured decides if it can; otherwise none is padded.
-        """
-        source = self._location.place()
-        chosen = self._chosen("padding", source)
-        measured = is_faster_padded(product) if chosen is None else None
-        is_padded = bool(chosen if measured is None else measured)
-        answer = "yes" if is_padded else "no"
-        self._recorder.assume(
-            PADDING,
-            answer if measured is None else f"{answer}, as timed on an H200",
-            "a benchmark on the card decides; --assume padding=true or padding=false",
-            source,
-        )
-        return is_padded
-
-    def tuned(self) -> bool:
-        """Whether Inductor finds the configurations that an earlier run chose: not in a first run.
-
-        This is no assumption, since a first run is what graphmem predicts; the finding
-        `compilation` names the option.
-        """
-        return bool(self._choices.by_name.get("tuned"))
-
-    def tunes(self) -> None:
-        """Note what only a card knows about max-autotune.
-
-        On an H100 the step that compiled two layers peaked 18 % higher than predicted: a candidate
-        that needs too much shared memory raises an error, whose cycle of frames
-        (`CompiledKernel._init_handles`, triton/compiler/compiler.py) keeps its arguments. Every
-        later step was as predicted (fixtures/cuda/scripts/mlp_autotune).
-        """
-        self._recorder.assume(
-            "which kernels max-autotune chooses",
-            "the first of each, and none fails",
-            "the card decides; one that fails leaves its arguments to Python's cycle collector, so "
-            "the step that compiles may peak higher; others may differ by a kernel's workspace",
-            self._location.place(),
-        )
-
-    def flushes(self, nbytes: int) -> None:
-        """Note the size assumed for the L2 cache of a described card, which a benchmark flushes."""
-        self._recorder.assume(
-            "the card's L2 cache, which Inductor's benchmarks flush",
-            f"{nbytes / 2**20:g} MiB, the largest of the listed cards of its compute capability",
-            "a description does not say; while code is compiled, a buffer of that size is there",
-            None,
-        )
-
-    def graphs_left_out(self) -> None:
-        """Note that compiled code runs outside the CUDA graph that would capture it."""
-        self._replace(
-            GRAPHS_LEFT_OUT,
-            "left out (`graphmem analyze` follows it)",
-            "what its private pool keeps",
-        )
-
-    def broke(self) -> None:
-        """Note that a compiled graph breaks at one of graphmem's stand-ins for PyTorch."""
-        self._recorder.assume(
-            "whether compiled code goes on where graphmem stands in for PyTorch",
-            "no, it breaks in two",
-            "Dynamo cannot trace what stands there; on a card it would go on",
-            self._location.place(),
-        )
 
     def _bounded(self, tensor: torch.Tensor, number: float) -> float:
         return within_bounds(number, self._recorder.maker_of(tensor))

@@ -207,7 +207,7 @@ class Session:
         compilation = Compilation(
             self.recorder,
             unwatched,
-            self.reads,
+            self.reads.compiler,
             known,
             knows_memory=self.knows_memory,
             memory=self.memory,

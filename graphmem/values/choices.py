@@ -16,7 +16,7 @@ _GRAMMAR = (
     "nonzero=0..1 is the fraction that masks select, routing=0..1 the largest expert's share"
 )
 _SHARES = ("nonzero", "routing")
-_OWN_NAMES = (*_SHARES, "padding", "tuned")  # of what no program has a variable for
+_OWN_NAMES = (*_SHARES, "padding", "registers", "tuned")  # of what no program has a variable for
 
 
 class AssumedNotNumberError(InputError):

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.compiled_code import CompiledCode
-from graphmem.trace.compiled.kernels import precompile, precompile_config
+from graphmem.trace.compiled.kernels import make_launchers, precompile_config, precompiling
 from graphmem.trace.compiled.padding import Product, product_of
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.recorder import Recorder
@@ -103,10 +103,12 @@ def _kernels(
 ) -> list[Replacement]:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
+    compile_config = CachingAutotuner._precompile_config
     copy_args = _within(unknowns.unseen, CachingAutotuner.copy_args_to_cpu_if_needed)
     return [
-        (CachingAutotuner, "precompile", precompile),
+        (CachingAutotuner, "precompile", precompiling(unknowns.counts_registers, compile_config)),
         (CachingAutotuner, "_precompile_config", precompile_config),
+        (CachingAutotuner, "_make_launchers", make_launchers),
         (
             CachingAutotuner,
             "copy_args_to_cpu_if_needed",

@@ -6,7 +6,14 @@ configurations takes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+
+from graphmem.trace.compiled.registers import registers_of
+
+_MOST_REGISTERS = 255
+"""Of a thread, on every card (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
 
 class Launcher:
@@ -29,20 +36,57 @@ class Launcher:
         """Launch it."""
 
 
-def precompile(autotuner: Any, *args: Any, **kwargs: Any) -> None:
-    """`CachingAutotuner.precompile`, in which every configuration compiles."""
-    autotuner.launchers = [Launcher(config) for config in autotuner.configs]
-
-
 class Compiled:
     """One configuration, compiled (`CompileResult`)."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, registers: int | None = None) -> None:
         self.config = config
+        self.kernel = SimpleNamespace(n_regs=registers)
 
     def make_launcher(self) -> Launcher:
         """A launcher, for which a card would load the kernel."""
         return Launcher(self.config)
+
+
+def precompiling(
+    counts_registers: Callable[[], bool], compile_config: Callable[..., Any]
+) -> Callable[..., None]:
+    """`CachingAutotuner.precompile`, in which every configuration compiles.
+
+    A reduction that needs so many registers that a multiprocessor runs fewer threads than it could
+    gets a second configuration, with a smaller block (`_dynamic_scale_rblock`). The two are then
+    timed, in every run: what was found for kernels of one configuration is not read from the cache
+    (`check_autotune_cache`, torch/_inductor/runtime/triton_heuristics.py). For
+    parameter-golf's 2026-04-05, one such kernel is 3 MiB of the peak (docs/accuracy_compiled.md).
+
+    Args:
+        counts_registers: whether a kernel that may get one is compiled, to count its registers.
+        compile_config: `CachingAutotuner._precompile_config`.
+    """
+
+    def precompile(autotuner: Any, *args: Any, **kwargs: Any) -> None:
+        _compile(autotuner, lambda config: _MOST_REGISTERS)
+        if len(autotuner.launchers) == len(autotuner.configs):
+            return
+        if counts_registers():
+            _compile(autotuner, lambda config: registers_of(autotuner, config, compile_config))
+        else:
+            _compile(autotuner, lambda config: None)
+
+    return precompile
+
+
+def _compile(autotuner: Any, registers: Callable[[Any], int | None]) -> None:
+    autotuner.compile_results = [
+        Compiled(config, registers(config)) for config in autotuner.configs
+    ]
+    make_launchers(autotuner)
+    autotuner._dynamic_scale_rblock()
+
+
+def make_launchers(autotuner: Any) -> None:
+    """`CachingAutotuner._make_launchers`, which on a card loads the kernels."""
+    autotuner.launchers = [each.make_launcher() for each in autotuner.compile_results]
 
 
 def precompile_config(autotuner: Any, config: Any, *args: Any, **kwargs: Any) -> Compiled:

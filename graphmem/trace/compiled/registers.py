@@ -1,0 +1,64 @@
+"""How many registers a kernel of Inductor's needs, which Triton's compiler tells without a card.
+
+NVIDIA's tools that come with Triton, `ptxas` and `cuobjdump`, run on the host.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from graphmem.errors import InputError
+
+_LAUNCHERS = ("use_static_cuda_launcher", "use_static_triton_launcher")
+"""Settings of `torch._inductor.config`, whose launchers leave out the compiled kernel."""
+_COUNT = re.compile(r"\bREG:(\d+)")
+
+
+class NotCompiledError(InputError):
+    """Triton cannot compile a kernel here."""
+
+    def __init__(self, kernel: str, reason: str) -> None:
+        super().__init__(
+            f"Triton cannot compile {kernel} to count its registers: {reason}",
+            hint="leave out --assume registers=true",
+        )
+
+
+def registers_of(autotuner: Any, config: Any, compile_config: Callable[..., Any]) -> int:
+    """Compile a kernel for its card and count the registers of a thread.
+
+    Args:
+        autotuner: the kernel, Inductor's `CachingAutotuner`.
+        config: its configuration.
+        compile_config: `CachingAutotuner._precompile_config`.
+
+    Raises:
+        InputError: Triton's compiler does not run here.
+    """
+    from torch._inductor import config as inductor
+
+    settings = {name: False for name in _LAUNCHERS if hasattr(inductor, name)}
+    try:
+        with inductor.patch(settings):
+            binary = compile_config(autotuner, config).kernel.asm["cubin"]
+        return _counted(binary)
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        kernel = autotuner.inductor_meta.get("kernel_name", "a kernel")
+        raise NotCompiledError(kernel, str(error).partition("\n")[0]) from error
+
+
+def _counted(binary: bytes) -> int:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return max(int(count) for count in _COUNT.findall(printed))
