@@ -134,3 +134,20 @@ def test_a_stand_in_is_listed_among_the_packages_that_are_installed() -> None:
         assert found["flash_attn"] == ["flash_attn"]
         assert found["flash_attn_interface"] == ["flash_attn_3"]
     assert "flash_attn" not in importlib.metadata.packages_distributions()
+
+
+def test_an_installed_library_that_does_not_import_is_the_programs_own_affair(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path, install: Callable[[], None]
+) -> None:
+    """As `kernels` 0.17 does beside an old huggingface_hub."""
+    install()
+    (tmp_path / "kernels" / "__init__.py").write_text("raise TypeError('two releases that differ')")
+    script = tmp_path / "script.py"
+    outcomes = []
+    for text in ("print('unused')", "import kernels"):
+        script.write_text(text)
+        outcomes.append(run_graphmem("run", "--stand-in", "flash_attn_3", str(script)))
+
+    assert outcomes[0].stdout == "unused\n"
+    assert "ended by TypeError: two releases that differ" in outcomes[1].stderr
+    assert [each.exit_code for each in outcomes] == [0, 1]

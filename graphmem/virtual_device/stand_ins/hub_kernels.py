@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from graphmem.virtual_device.messages import NoStandInPartError
@@ -29,6 +29,9 @@ def serving(package: str, functions: Mapping[str, Mapping[str, Any]]) -> Iterato
         yield
         return
     with _library(package) as library:
+        if library is None:
+            yield
+            return
         fetch = library.get_kernel
 
         def get_kernel(repo_id: str, *args: Any, **options: Any) -> Any:
@@ -44,9 +47,12 @@ def serving(package: str, functions: Mapping[str, Mapping[str, Any]]) -> Iterato
 
 @contextmanager
 def _library(package: str) -> Iterator[Any]:
-    """The installed `kernels`, or a module in its place."""
+    """The installed `kernels`, None if it does not import, or a module in its place."""
     if "kernels" in sys.modules or importlib.util.find_spec("kernels") is not None:
-        yield importlib.import_module("kernels")
+        found = None
+        with suppress(Exception):  # the program's error, if it imports `kernels` too
+            found = importlib.import_module("kernels")
+        yield found
         return
 
     def get_kernel(repo_id: str, *args: Any, **options: Any) -> Any:
