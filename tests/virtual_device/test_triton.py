@@ -29,6 +29,13 @@ double[(1,)](torch.empty(64, device="cuda"), 64)
 print(torch.cuda.max_memory_allocated())
 """
 
+TIMED = """
+import torch, triton
+
+triton.testing.do_bench(lambda: torch.empty(128, device="cuda"), warmup=0, rep=0)
+print(torch.cuda.max_memory_allocated())
+"""
+
 FLUSHED = 256 << 20
 """`do_bench` writes this before each timed call (triton/backends/nvidia/driver.py)."""
 
@@ -63,3 +70,12 @@ def test_timings_are_neither_kept_in_nor_read_from_the_user_s_cache(
 
     assert printed == [FLUSHED + 512] * 2  # 64 floats take half of a block
     assert not cache.exists()
+
+
+def test_a_script_times_a_call_by_do_bench(
+    tmp_path: Path, run_graphmem: Callable[..., Outcome]
+) -> None:
+    """Triton 3.2 and later ask the driver to clear the cache before each timed call."""
+    outcome = run_graphmem("run", script(tmp_path, TIMED))
+
+    assert int(outcome.stdout) == FLUSHED + 128 * 4

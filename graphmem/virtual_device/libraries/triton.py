@@ -60,6 +60,10 @@ class VirtualDriver:
         """The buffer that flushes the card's cache between timed calls."""
         return torch.empty(FLUSHED_BYTES // 4, dtype=torch.int, device="cuda")
 
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        """Write that buffer, as `triton.testing.do_bench` does before each timed call."""
+        cache.zero_()
+
     def get_benchmarker(self) -> Callable[..., Any]:
         """The timer of `@triton.autotune`'s configurations: all are equally fast."""
 
