@@ -1,7 +1,7 @@
 """Triton without a card: a driver that names one, and kernels that do nothing.
 
 No kernel is built. A kernel uses only memory that its caller allocates in Python, which is followed
-like everything else.
+like everything else. What kernels of integers compute can be asked for (`triton_values.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.libraries.imports import prepared
+from graphmem.virtual_device.libraries.triton_values import follow_launch
 from graphmem.virtual_device.libraries.triton_writes import forget_written
 from graphmem.virtual_device.patching import replaced
 
@@ -151,5 +152,5 @@ def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) ->
     """`JITFunction.run` (triton/runtime/jit.py), which compiles the kernel and launches it."""
     for hook in kernel.pre_run_hooks:
         hook(*args, **options)
-    if not warmup:
+    if not warmup and not follow_launch(kernel, args, options, grid):
         forget_written(kernel, args, options)

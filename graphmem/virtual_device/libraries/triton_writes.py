@@ -23,14 +23,21 @@ def forget_written(kernel: Any, args: tuple[Any, ...], options: Mapping[str, Any
     The kernel is analysed only if it takes something known. Arguments that are no tensors but hold
     some, as descriptors and tuples do, count as written.
     """
-    named = {each.name: each.default for each in kernel.params if each.has_default}
-    named |= dict(zip(kernel.arg_names, args, strict=False))
-    named |= {name: value for name, value in options.items() if name in kernel.arg_names}
+    named = named_arguments(kernel, args, options)
     forget(tensor for value in named.values() for tensor in _held_by(value))
     known = {name: value for name, value in named.items() if is_known(value)}
     if known:
-        written = _written_by(kernel, named)
+        written = written_by(kernel, named)
         forget(value for name, value in known.items() if name in written)
+
+
+def named_arguments(
+    kernel: Any, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a launch by name, without Triton's own options."""
+    named = {each.name: each.default for each in kernel.params if each.has_default}
+    named |= dict(zip(kernel.arg_names, args, strict=False))
+    return named | {name: value for name, value in options.items() if name in kernel.arg_names}
 
 
 def _held_by(argument: Any) -> tuple[Any, ...]:
@@ -39,7 +46,7 @@ def _held_by(argument: Any) -> tuple[Any, ...]:
     return () if isinstance(argument, torch.Tensor) else (getattr(argument, "base", None),)
 
 
-def _written_by(kernel: Any, named: Mapping[str, Any]) -> Collection[str]:
+def written_by(kernel: Any, named: Mapping[str, Any]) -> Collection[str]:
     """The names of the arguments that are written, for arguments of these types and constants."""
     launch = tuple((name, _kind(value)) for name, value in named.items())
     of_kernel = _written.setdefault(kernel, {})
