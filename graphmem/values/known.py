@@ -29,13 +29,22 @@ Not covered: sparse, nested and quantised tensors, and other libraries' operator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Source
+from graphmem.values.arguments import (
+    ON_HOST,
+    argument,
+    constant,
+    pairs,
+    read,
+    requires_grad,
+    tensors,
+)
 from graphmem.values.held import (
     KNOWN,
     Assumed,
@@ -94,8 +103,8 @@ class KnownValues(HeldValues):
             self._begin_table(func, result)
             return
         if self.is_capturing:
-            places = (_argument(args, kwargs, place) for place in plan.writes)
-            for written in _tensors(places if plan.writes else [result]):
+            places = (argument(args, kwargs, place) for place in plan.writes)
+            for written in tensors(places if plan.writes else [result]):
                 self.forget(written)
             return
         if plan.writes:
@@ -114,7 +123,7 @@ class KnownValues(HeldValues):
         real = self._run(plan, func, real_args, real_kwargs)
         if plan.is_random:
             basis |= {self._assumed(_RANDOM)}
-        for output, value in _pairs(result, real):
+        for output, value in pairs(result, real):
             self.note_output(output, value, basis)
 
     def _begin_table(self, func: Any, result: Any) -> None:
@@ -130,7 +139,7 @@ class KnownValues(HeldValues):
             return False
         try:
             operands = [self._unread(arg) for arg in args]
-            on_host = {name: _ON_HOST.get(name, _constant(each)) for name, each in kwargs.items()}
+            on_host = {name: ON_HOST.get(name, constant(each)) for name, each in kwargs.items()}
         except UnknownError:
             return False
         known = [each for each in operands if isinstance(each, Operand)]
@@ -142,7 +151,7 @@ class KnownValues(HeldValues):
         def compute() -> torch.UntypedStorage | None:
             try:
                 with torch._C._DisableAutocast():
-                    real = self._run(plan, func, [_read(each) for each in operands], on_host)
+                    real = self._run(plan, func, [read(each) for each in operands], on_host)
             except UnknownError:
                 return None
             is_right = real is not _FAILED and geometry.fits(real)
@@ -154,8 +163,8 @@ class KnownValues(HeldValues):
 
     def _unread(self, arg: Any) -> Any:
         if not isinstance(arg, FakeTensor):
-            return _constant(arg)
-        if _requires_grad(arg):
+            return constant(arg)
+        if requires_grad(arg):
             raise UnknownError
         return self.unread(arg)
 
@@ -179,8 +188,8 @@ class KnownValues(HeldValues):
         shape, stride, dtype = args[0].shape, args[0].stride(), args[0].dtype
         with torch._C._DisableTorchDispatch():
             operand = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        on_host = {name: _ON_HOST.get(name, value) for name, value in kwargs.items()}
-        real = self._run(plan, func, (operand, *args[1:]), on_host | {"device": _ON_HOST["device"]})
+        on_host = {name: ON_HOST.get(name, value) for name, value in kwargs.items()}
+        real = self._run(plan, func, (operand, *args[1:]), on_host | {"device": ON_HOST["device"]})
         self.note_output(result, real, KNOWN)
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -227,7 +236,7 @@ class KnownValues(HeldValues):
         super()._forget(memory)
 
     def _operand(self, tensor: torch.Tensor) -> KnownTensor | None:
-        return None if _requires_grad(tensor) else self.of(tensor)
+        return None if requires_grad(tensor) else self.of(tensor)
 
     def _assume(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -272,7 +281,7 @@ class KnownValues(HeldValues):
         try:
             real_args = [self._real_argument(arg, bases) for arg in args]
             real_kwargs = {
-                name: self._real_argument(_ON_HOST.get(name, arg), bases)
+                name: self._real_argument(ON_HOST.get(name, arg), bases)
                 for name, arg in kwargs.items()
             }
         except UnknownError:
@@ -293,7 +302,7 @@ class KnownValues(HeldValues):
     # Writing ------------------------------------------------------------------------------------
 
     def _write(self, plan: ValuePlan, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        targets = list(_tensors(_argument(args, kwargs, place) for place in plan.writes))
+        targets = list(tensors(argument(args, kwargs, place) for place in plan.writes))
         self._sums.forget_written(targets)
         was_known = any(self.saved(target) is not None for target in targets)
         if not was_known and not (plan.overwrites and isinstance(targets[0], FakeTensor)):
@@ -337,50 +346,3 @@ class KnownValues(HeldValues):
 
 
 _FAILED = object()
-
-
-def _constant(arg: Any) -> Any:
-    """An argument that stays as it is; a tensor on the host may change unseen."""
-    if isinstance(arg, (torch.Tensor, list, tuple)):
-        raise UnknownError
-    return arg
-
-
-def _read(operand: Any) -> Any:
-    return operand.read() if isinstance(operand, Operand) else operand
-
-
-_ON_HOST: dict[str, Any] = {
-    "device": torch.device("cpu"),
-    "pin_memory": False,
-    "generator": None,
-    "layout": torch.strided,
-    "non_blocking": False,
-}
-"""Arguments that are replaced when the CPU computes values."""
-
-
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str) -> Any:
-    if isinstance(place, str):
-        return kwargs.get(place)
-    return args[place] if place < len(args) else None
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-
-
-def _pairs(result: Any, real: Any) -> Iterator[tuple[Any, Any]]:
-    """Pair each output with its values."""
-    if isinstance(result, torch.Tensor):
-        yield result, real
-    elif isinstance(result, (list, tuple)) and isinstance(real, (list, tuple)):
-        yield from zip(result, real, strict=False)
-
-
-def _requires_grad(tensor: torch.Tensor) -> bool:
-    return tensor.requires_grad and isinstance(tensor, FakeTensor)
