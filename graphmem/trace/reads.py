@@ -36,6 +36,7 @@ from graphmem.values.choices import Choices
 from graphmem.values.held import Assumed, Basis, KnownTensor
 from graphmem.values.known import KnownValues
 from graphmem.values.rules import Rules
+from graphmem.virtual_device.random import CardGenerators
 
 WHY = "the card does no arithmetic"
 _NO_WEIGHTS = "no other run should start from them"
@@ -72,7 +73,7 @@ class Reads:
         self._recorder = recorder
         self._location = location
         self._rules = Rules()
-        self.known = KnownValues(self._rules, location.place)
+        self.known = KnownValues(self._rules, location.place, CardGenerators())
         self._answer = answer
         self._tell = tell
         self._choices = Choices()

@@ -238,6 +238,15 @@ class HeldValues:
         if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
             self._forget(tensor.untyped_storage())
 
+    def forget_memory(self, memory: torch.UntypedStorage) -> None:
+        """Forget the values of a storage."""
+        self._forget(memory)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no values."""
+        return not self._held
+
     def is_new(self, output: Any) -> bool:
         """Whether an output has memory of its own, which has no values yet."""
         return (

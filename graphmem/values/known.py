@@ -45,6 +45,8 @@ from graphmem.values.arguments import (
     requires_grad,
     tensors,
 )
+from graphmem.values.card_draws import CardDraws, Draw, Generators
+from graphmem.values.drawn_scores import WHY, DrawnScores
 from graphmem.values.held import (
     KNOWN,
     Assumed,
@@ -53,6 +55,7 @@ from graphmem.values.held import (
     KnownTensor,
     Operand,
     UnknownError,
+    Written,
 )
 from graphmem.values.host_kernels import HOST_KERNELS
 from graphmem.values.layouts import is_dense
@@ -74,27 +77,45 @@ from graphmem.values.straight_through import StraightThrough, are_summed
 aten = torch.ops.aten
 
 _RANDOM = Rule("random numbers", "those of one draw", "a card draws its own")
+_SEEDED = Rule("random numbers", "what the card draws from the seed", WHY)
 
 
 class KnownValues(HeldValues):
     """Follows operations, and keeps the values of their results where they can be known."""
 
-    def __init__(self, rules: Rules, where: Callable[[], Source | None]) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        where: Callable[[], Source | None],
+        generators: Generators | None = None,
+    ) -> None:
         """Start without values.
 
         Args:
             rules: assumptions about results that only a real run would know.
             where: returns the line that runs.
+            generators: those of the card, if they are followed.
         """
         super().__init__()
         self._rules = rules
         self._where = where
         self._plans: dict[Any, ValuePlan | None] = {}
         self._draws = 0
+        self._card = CardDraws(generators)
+        self._draw: Draw | None = None
+        self._scores = DrawnScores()
         self._sums = StraightThrough(rules.finite)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow an operation on fake tensors: note its results, or forget what it wrote into."""
+        self._draw = self._card.follow(func, args, kwargs, result)
+        self._follow(func, args, kwargs, result)
+        if self._draw is not None:
+            self._scores.note(self._draw)
+
+    def _follow(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
         try:
             plan = self._plans[func]
         except KeyError:
@@ -122,9 +143,19 @@ class KnownValues(HeldValues):
         real_args, real_kwargs, basis = known
         real = self._run(plan, func, real_args, real_kwargs)
         if plan.is_random:
-            basis |= {self._assumed(_RANDOM)}
+            basis |= self._of_draw()
         for output, value in pairs(result, real):
             self.note_output(output, value, basis)
+
+    def capture(self) -> None:
+        """Clause (10); a graph's kernels draw by a state of its own (CUDAGeneratorImpl.cpp)."""
+        self._card.lose()
+        super().capture()
+
+    def replayed(self, captured: Iterable[Written]) -> None:
+        """Clause (10)."""
+        self._card.lose()
+        super().replayed(captured)
 
     def _begin_table(self, func: Any, result: Any) -> None:
         """Clause (7)."""
@@ -233,6 +264,7 @@ class KnownValues(HeldValues):
 
     def _forget(self, memory: torch.UntypedStorage) -> None:
         self._sums.forget(memory)
+        self._scores.forget(memory)
         super()._forget(memory)
 
     def _operand(self, tensor: torch.Tensor) -> KnownTensor | None:
@@ -247,6 +279,8 @@ class KnownValues(HeldValues):
         )
         if made is None:
             return
+        if self._rules.chooses(func):
+            made = self._scores.chosen(func, args, kwargs, made) or made
         rule, outputs = made
         basis = frozenset({self._assumed(rule)})
         for output, value in outputs:
@@ -260,8 +294,16 @@ class KnownValues(HeldValues):
     def _assumed(self, rule: Rule) -> Assumed:
         return Assumed(rule.what, rule.value, rule.why, self._where())
 
+    def _of_draw(self) -> Basis:
+        """What random numbers depend on."""
+        return frozenset({self._assumed(_RANDOM if self._draw is None else _SEEDED)})
+
     def _run(self, plan: ValuePlan, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation on real tensors; `_FAILED` if the CPU cannot."""
+        if plan.is_random and self._draw is not None:
+            values = self._draw.values()
+            with torch._C._DisableTorchDispatch():
+                return args[0].copy_(values) if plan.writes else values
         func = HOST_KERNELS.get(func, func)
         with torch._C._DisableTorchDispatch():
             try:
@@ -304,6 +346,7 @@ class KnownValues(HeldValues):
     def _write(self, plan: ValuePlan, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         targets = list(tensors(argument(args, kwargs, place) for place in plan.writes))
         self._sums.forget_written(targets)
+        self._scores.forget_written(targets)
         was_known = any(self.saved(target) is not None for target in targets)
         if not was_known and not (plan.overwrites and isinstance(targets[0], FakeTensor)):
             for target in targets:  # nothing is known of it, nor will be
@@ -321,7 +364,7 @@ class KnownValues(HeldValues):
             for target in targets:
                 self.forget(target)
             return
-        basis = known[2] | ({self._assumed(_RANDOM)} if plan.is_random else KNOWN)
+        basis = known[2] | (self._of_draw() if plan.is_random else KNOWN)
         self._mark(targets, basis)
 
     def _make_room(self, target: torch.Tensor, *, zeroed: bool = False) -> None:

@@ -5,7 +5,8 @@
     choices among many lie in the middle of equal parts, so that a token chosen from a vocabulary is
     not a special one. `routing` skews choices that outnumber their candidates: it is the share of
     rows that choose the first candidate. With 1, the worst case, all rows choose the same, except
-    that each other candidate is chosen once, so that it trains as well.
+    that each other candidate is chosen once, so that it trains as well. What is chosen among
+    numbers that the card draws from the program's seed is found from these (`drawn_scores.py`).
 (2) *Numbers are finite*: `isnan` and `isinf` are False, `isfinite` is True, and no gradient
     overflows. Numbers are small compared to stand-ins for infinity, such as an initial score of
     -1e9.
@@ -13,7 +14,8 @@
     True: an unknown number is not zero, as in a cache that has been filled. A bool whose other
     value would make the program raise an error is not that value (`checks`), and one that Python's
     `max` or `min` asks for lets them take a tensor (`extremes`).
-(4) *Random numbers* of a known range are drawn once (by `known`). Those of a normal distribution
+(4) *Random numbers* of a known range are drawn once (by `known`), from the program's seed as the
+    card draws them if there is one (`card_draws.py`). Those of a normal distribution
     are not known: rule (3) ends a loop that rejects values out of bounds.
 (5) *Masks* select all elements, or the fraction given by `nonzero`, spread evenly
     (`SizesByDataMode`); the sum of a mask agrees.
@@ -99,6 +101,10 @@ class Rules:
         elif rule is _PASSES and result.numel() != 1:
             return None
         return rule, [(result, constructors.full(result.shape, value, device="cpu"))]
+
+    def chooses(self, func: Any) -> bool:
+        """Whether an operation chooses by its first operand, and the user says nothing of it."""
+        return func in _BY_SCORES and self.routing is None
 
     def compared(
         self, func: Any, args: tuple[Any, ...], result: Any, of: Callable[[torch.Tensor], Any]
@@ -305,6 +311,11 @@ _CHOICES: dict[Any, Callable[..., _Choice]] = {
     aten.multinomial.default: _sampled,
     aten.bucketize.Tensor: _bucket,
     aten.searchsorted.Tensor: _bucket,
+}
+_BY_SCORES = frozenset(_CHOICES) - {
+    aten.multinomial.default,
+    aten.bucketize.Tensor,
+    aten.searchsorted.Tensor,
 }
 _COUNTS = frozenset({aten.sum.default, aten.count_nonzero.default})
 _ANSWERS: dict[Any, tuple[Rule, bool]] = {

@@ -1,10 +1,11 @@
-"""Random generators of the virtual GPU: they have a seed and an offset but draw no numbers.
+"""Random generators of the virtual GPU: they have a seed and an offset.
 
 `torch.Generator(device="cuda")` and `torch.cuda.default_generators` behave as on a card
 (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp), so that seeds and states can be set, saved and compared.
 
-Assumption: the offset stays where the program sets it. On a card each kernel that draws numbers
-advances it.
+Each kernel that draws numbers advances the offset, as far as it is known how many it takes
+(`values/card_draws.py`). Assumption: from the first other one on, the offset stays where the
+program sets it.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class CudaGenerator(Generator):
         """Make a generator of a device, with PyTorch's default seed."""
         self._index = index
         self._seed, self._offset = _DEFAULT_SEED, 0
+        self._is_known = False  # a card's default generator begins with a random seed
         self.state_number = next(self._numbers)
         """Identifies its state, which two generators may share (`graphsafe_get_state`)."""
 
@@ -106,11 +108,13 @@ class CudaGenerator(Generator):
     def manual_seed(self, seed: int) -> CudaGenerator:
         """Set the seed, and the offset to 0."""
         self._seed, self._offset = int(seed) % _SEEDS, 0
+        self._is_known = True
         return self
 
     def seed(self) -> int:
         """Set a random seed and return it."""
         self.manual_seed(secrets.randbits(53))
+        self._is_known = False  # a card's is another
         return self._seed
 
     def initial_seed(self) -> int:
@@ -118,7 +122,7 @@ class CudaGenerator(Generator):
         return self._seed
 
     def get_offset(self) -> int:
-        """The offset, as the program last set it."""
+        """The offset, as far as it is known."""
         return self._offset
 
     def set_offset(self, offset: int) -> None:
@@ -139,7 +143,8 @@ class CudaGenerator(Generator):
         numbers = bytes(state.tolist())
         if len(numbers) not in (8, _STATE_BYTES):
             raise RuntimeError("RNG state is wrong size")
-        self._seed = int.from_bytes(numbers[:8], "little")
+        before, self._seed = self._seed, int.from_bytes(numbers[:8], "little")
+        self._is_known &= self._seed == before  # else the state may be one of unknown offset
         self._offset = int.from_bytes(numbers[8:], "little")
         return self
 
@@ -147,6 +152,7 @@ class CudaGenerator(Generator):
         """Another generator in the same state."""
         other = CudaGenerator(self._index)
         other._seed, other._offset = self._seed, self._offset
+        other._is_known = self._is_known
         return other
 
     def graphsafe_get_state(self) -> CudaGenerator:
@@ -157,4 +163,40 @@ class CudaGenerator(Generator):
         """Share the state of another generator."""
         self._seed, self._offset = other._seed, other._offset
         self.state_number = other.state_number
+        self._is_known = other._is_known = False  # each advances the other's offset as well
         return self
+
+    def take(self, numbers: int) -> tuple[int, int] | None:
+        """Advance the offset; returns seed and offset before that, None if they are unknown."""
+        if not self._is_known:
+            return None
+        state = self._seed, self._offset
+        self._offset += numbers
+        return state
+
+    def lose(self) -> None:
+        """Know the offset no more, until the program sets the seed again."""
+        self._is_known = False
+
+
+class CardGenerators:
+    """The generators of the virtual GPU and how many threads draw from them."""
+
+    def of(self, given: Any, device: torch.device) -> CudaGenerator | None:
+        """The generator that an operator uses: the given one, or the device's."""
+        if given is not None:
+            return _MADE.get(given._cdata)
+        generators = torch.cuda.default_generators
+        place = device.index or 0
+        found = generators[place] if place < len(generators) else None
+        return found if isinstance(found, CudaGenerator) else None
+
+    def all(self) -> list[CudaGenerator]:
+        """The generators of all devices."""
+        generators = torch.cuda.default_generators
+        return [each for each in generators if isinstance(each, CudaGenerator)]
+
+    def threads(self, device: torch.device) -> int:
+        """The threads that are on a card at once."""
+        card: Any = torch.cuda.get_device_properties(device)
+        return int(card.multi_processor_count * card.max_threads_per_multi_processor)
