@@ -58,14 +58,12 @@ class Generators(Protocol):
 
 
 class Draw(NamedTuple):
-    """What an operation draws for a tensor.
+    """What an operation draws for its result.
 
     Attributes:
-        target: the tensor.
         values: computes its values, of its dtype and shape.
     """
 
-    target: torch.Tensor
     values: Callable[[], torch.Tensor]
 
 
@@ -115,7 +113,7 @@ class CardDraws:
             with torch._C._DisableTorchDispatch(), torch.no_grad():
                 return make(turns, *state).to(dtype).reshape(shape)
 
-        return Draw(target, values)
+        return Draw(values)
 
     def lose(self) -> None:
         """Know no offset any more."""

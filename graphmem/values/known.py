@@ -46,7 +46,7 @@ from graphmem.values.arguments import (
     tensors,
 )
 from graphmem.values.card_draws import CardDraws, Draw, Generators
-from graphmem.values.drawn_scores import WHY, DrawnScores
+from graphmem.values.drawn_scores import CONTINUOUS, WHY, DrawnScores
 from graphmem.values.held import (
     KNOWN,
     Assumed,
@@ -110,8 +110,8 @@ class KnownValues(HeldValues):
         """Follow an operation on fake tensors: note its results, or forget what it wrote into."""
         self._draw = self._card.follow(func, args, kwargs, result)
         self._follow(func, args, kwargs, result)
-        if self._draw is not None:
-            self._scores.note(self._draw)
+        if self._draw is not None or func in CONTINUOUS:
+            self._scores.note(result, self._draw)
 
     def _follow(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -274,8 +274,10 @@ class KnownValues(HeldValues):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Note values from a rule, if there is one for the operation."""
-        made = self._rules.results(func, args, kwargs, result) or self._rules.compared(
-            func, args, result, self.of
+        made = (
+            self._scores.compared(func, args, result)
+            or self._rules.results(func, args, kwargs, result)
+            or self._rules.compared(func, args, result, self.of)
         )
         if made is None:
             return

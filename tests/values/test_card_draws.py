@@ -183,3 +183,18 @@ print(torch.rand(4, device="cuda").tolist())
     outcome = run_program(program, tmp_path, run_graphmem)
 
     assert pytest.approx(json.loads(outcome.stdout), abs=1e-4) == [0.3990, 0.5167, 0.0249, 0.9401]
+
+
+def test_a_random_gradient_is_not_one(tmp_path: Path, run_graphmem: Callable[..., Outcome]) -> None:
+    """Liger's losses multiply by a gradient other than 1.0, which takes as much again."""
+    program = """
+y = torch.ones((), device="cuda")
+one = torch.tensor(1.0, device="cuda")
+random = torch.randn_like(y)
+print(torch.equal(random, one), torch.equal(torch.ones_like(y), one), bool(random != 1.0))
+print(torch.equal(random, random), torch.equal(random.fill_(1.0), one))
+"""
+    outcome = run_program(program, tmp_path, run_graphmem)
+
+    assert outcome.stdout.splitlines() == ["False True True", "True True"]
+    assert "assuming whether random numbers equal others: they do not" in outcome.stderr
