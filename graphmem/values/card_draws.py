@@ -44,7 +44,7 @@ class CardGenerator(Protocol):
         """Know the offset no more."""
 
 
-class Generators(Protocol):
+class DeviceGenerators(Protocol):
     """The card's generators."""
 
     def of(self, given: Any, device: torch.device) -> CardGenerator | None:
@@ -70,7 +70,7 @@ class Draw(NamedTuple):
 class CardDraws:
     """Follows the card's generators."""
 
-    def __init__(self, generators: Generators | None) -> None:
+    def __init__(self, generators: DeviceGenerators | None) -> None:
         """Take the generators; without any, nothing is known of what is drawn."""
         self._generators = generators
         self._kinds: dict[Any, _Kind | None] = {}
@@ -94,7 +94,7 @@ class CardDraws:
         return None if target is None else self._drawn(kind, given, target, self._generators)
 
     def _drawn(
-        self, kind: _Kind, given: _Given, target: torch.Tensor, generators: Generators
+        self, kind: _Kind, given: _Given, target: torch.Tensor, generators: DeviceGenerators
     ) -> Draw | None:
         dtype, shape, device = target.dtype, target.shape, target.device
         if device.type != "cuda" or not target.numel():

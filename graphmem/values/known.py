@@ -45,7 +45,7 @@ from graphmem.values.arguments import (
     requires_grad,
     tensors,
 )
-from graphmem.values.card_draws import CardDraws, Draw, Generators
+from graphmem.values.card_draws import CardDraws, DeviceGenerators, Draw
 from graphmem.values.drawn_scores import CONTINUOUS, WHY, DrawnScores
 from graphmem.values.held import (
     KNOWN,
@@ -87,7 +87,7 @@ class KnownValues(HeldValues):
         self,
         rules: Rules,
         where: Callable[[], Source | None],
-        generators: Generators | None = None,
+        generators: DeviceGenerators | None = None,
     ) -> None:
         """Start without values.
 
