@@ -250,7 +250,7 @@ def _of_each(call: Call, name: str) -> tuple[int, ...]:
 def _transposing(call: Call, result: TensorOut, product: ConvolutionProduct) -> int:
     """Clauses (1) to (3)."""
     tensor, weight = call.tensor("input"), call.tensor("weight")
-    if not _is_transposed(call, tensor, weight):
+    if not _is_transposed(call, tensor, weight, product):
         return 0
     call.leave_out(
         "workspace of cuDNN's convolutions in 16 bits",
@@ -262,12 +262,20 @@ def _transposing(call: Call, result: TensorOut, product: ConvolutionProduct) -> 
     return sum(map(_channels_last_bytes, (tensor, weight, result))) + partial_sums
 
 
-def _is_transposed(call: Call, tensor: TensorOut, weight: TensorOut) -> bool:
+def _is_transposed(
+    call: Call, tensor: TensorOut, weight: TensorOut, product: ConvolutionProduct
+) -> bool:
+    """Whether operands in NCHW are transposed; of the weight its gradient needs only the sizes.
+
+    `torch.nn.grad.conv2d_weight` gives one number, expanded (torch/nn/grad.py), for which
+    `cudnn_conv_suggest_memory_format` (aten/src/ATen/native/ConvUtils.h) finds NCHW.
+    """
     since = _TENSOR_CORES_SINCE.get(tensor.dtype)
     if since is None or call.runtime.gpu.compute_capability < since:
         return False
     is_depthwise = call.value("groups") == tensor.shape[1] > 1
-    return not is_depthwise and is_contiguous(tensor) and is_contiguous(weight)
+    is_sized = product is ConvolutionProduct.WEIGHT_GRADIENT and not _has_channels_last(call)
+    return not is_depthwise and is_contiguous(tensor) and (is_sized or is_contiguous(weight))
 
 
 def _channels_last_bytes(tensor: TensorOut) -> int:

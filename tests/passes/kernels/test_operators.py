@@ -857,6 +857,20 @@ class TestOthers:
 
         assert program == ["out0", copies, -copies, "out1", copies + 1_115_008, -copies - 1_115_008]
 
+    def test_conv2d_weight_takes_the_same_as_the_gradient_does(self) -> None:
+        """`torch.nn.grad.conv2d_weight` hands on one number, expanded, for the weight's sizes.
+
+        Liger's own row of that length is 1,115,648 bytes above a peak without the workspace.
+        """
+        x, weight = tensor(2, 4, 256, 256, dtype=HALF), tensor(1, dtype=HALF).expand(4, 4, 3, 3)
+        program = Calls("rtx-3090").call(
+            aten.convolution_backward.default,
+            x, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0], 1, [False, True, False],
+        )  # fmt: skip
+        workspace = 2 * (2 * 8 * 256 * 256) * 2 + 4 * 8 * 9 * 2 + 1_115_008
+
+        assert program == ["out0", workspace, -workspace]
+
     def test_a_depthwise_convolution_takes_no_workspace(self) -> None:
         x, weight = tensor(8, 16, 16, 16, dtype=HALF), tensor(16, 1, 3, 3, dtype=HALF)
         program = Calls("a100").call(
