@@ -83,7 +83,7 @@ def virtual_cuda(
         scattered_one_hot(),
         data_lifted_on_cpu(),
         device_numbers(),
-        libraries(gpu),
+        libraries(gpu, torch_release),
     ):
         yield
 

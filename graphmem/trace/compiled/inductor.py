@@ -20,7 +20,8 @@ from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.device_properties import largest_l2_cache
-from graphmem.virtual_device.libraries.triton import FLUSHED_BYTES, run_timed
+from graphmem.virtual_device.libraries.timing import Timing
+from graphmem.virtual_device.libraries.triton import run_timed
 from graphmem.virtual_device.patching import Replacement, replaced
 
 SETTINGS = {
@@ -105,6 +106,8 @@ def _kernels(
 
     compile_config = CachingAutotuner._precompile_config
     copy_args = _within(unknowns.unseen, CachingAutotuner.copy_args_to_cpu_if_needed)
+    if not _timing().copies_to_host:
+        budget, copy_args = None, _copying_nothing
     return [
         (CachingAutotuner, "precompile", precompiling(unknowns.counts_registers, compile_config)),
         (CachingAutotuner, "_precompile_config", precompile_config),
@@ -115,6 +118,18 @@ def _kernels(
             copy_args if budget is None else _answering(budget, copy_args),
         ),
     ]
+
+
+def _copying_nothing(autotuner: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """`copy_args_to_cpu_if_needed`, after which `bench` clones what the kernel changes."""
+    return {}
+
+
+def _timing() -> Timing:
+    from triton.runtime.driver import driver
+
+    timing: Timing = driver.active.timing
+    return timing
 
 
 def _choice_of_configurations(tuned: Callable[[], bool], code: CompiledCode) -> Replacement:
@@ -293,8 +308,8 @@ def _named(recorder: Recorder) -> Iterator[None]:
 def _flushed_bytes(unknowns: Unknowns) -> int:
     from torch._inductor import config
 
-    if not config.use_experimental_benchmarker:
-        return FLUSHED_BYTES
+    if not (config.use_experimental_benchmarker and _timing().has_own_buffer):
+        return _timing().flushed_bytes
     card = torch.cuda.get_device_properties(0)
     size: int | None = getattr(card, "L2_cache_size", None)
     if size is None:

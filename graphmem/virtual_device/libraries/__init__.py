@@ -15,16 +15,17 @@ from contextlib import contextmanager
 
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.libraries import bitsandbytes, deepspeed, quanto, triton, xformers
+from graphmem.virtual_device.libraries.timing import timing_of
 
 
 @contextmanager
-def libraries(gpu: Gpu) -> Iterator[None]:
+def libraries(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
     """Give libraries what they need of a card while the context is open."""
     with (
         bitsandbytes.standing_in(),
         deepspeed.standing_in(),
         quanto.standing_in(),
-        triton.standing_in(gpu),
+        triton.standing_in(gpu, timing_of(torch_release)),
         xformers.standing_in(),
     ):
         yield

@@ -17,6 +17,7 @@ import torch
 
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.libraries.imports import prepared
+from graphmem.virtual_device.libraries.timing import Timing
 from graphmem.virtual_device.libraries.triton_values import follow_launch
 from graphmem.virtual_device.libraries.triton_writes import forget_written
 from graphmem.virtual_device.patching import replaced
@@ -24,14 +25,18 @@ from graphmem.virtual_device.patching import replaced
 _KERNELS = "triton.runtime.jit"
 _CONFIGURATIONS = "triton.runtime.autotuner"
 _WARP = 32
-FLUSHED_BYTES = 256 << 20
-"""`CudaDriver.get_empty_cache_for_benchmark`."""
+_NEWEST = Timing()
 
 
 class VirtualDriver:
-    """The parts of `CudaDriver` that Triton and Inductor use (triton/backends/nvidia/driver.py)."""
+    """The parts of `CudaDriver` that Triton and Inductor use (triton/backends/nvidia/driver.py).
 
-    def __init__(self, gpu: Gpu) -> None:
+    Attributes:
+        timing: how kernels are timed.
+    """
+
+    def __init__(self, gpu: Gpu, timing: Timing = _NEWEST) -> None:
+        self.timing = timing
         major, minor = gpu.compute_capability
         self._architecture = 10 * major + minor
         self.utils = SimpleNamespace(get_device_properties=_properties)
@@ -59,7 +64,7 @@ class VirtualDriver:
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         """The buffer that flushes the card's cache between timed calls."""
-        return torch.empty(FLUSHED_BYTES // 4, dtype=torch.int, device="cuda")
+        return torch.empty(self.timing.flushed_bytes // 4, dtype=torch.int, device="cuda")
 
     def clear_cache(self, cache: torch.Tensor) -> None:
         """Write that buffer, as `triton.testing.do_bench` does before each timed call."""
@@ -69,7 +74,7 @@ class VirtualDriver:
         """The timer of `@triton.autotune`'s configurations: all are equally fast."""
 
         def benchmark(call: Callable[[], object], quantiles: Any = None, **options: Any) -> Any:
-            run_timed(call, FLUSHED_BYTES)  # `triton.testing.do_bench`
+            run_timed(call, self.timing.flushed_bytes)  # `triton.testing.do_bench`
             return 1.0 if quantiles is None else [1.0] * len(quantiles)
 
         return benchmark
@@ -98,10 +103,10 @@ def run_timed(call: Callable[[], object], flushed_bytes: int) -> None:
 
 
 @contextmanager
-def standing_in(gpu: Gpu) -> Iterator[None]:
+def standing_in(gpu: Gpu, timing: Timing) -> Iterator[None]:
     """Make Triton see a card, whether it is imported already or later."""
     with (
-        prepared(_KERNELS, lambda kernels: _on_card(kernels, gpu)),
+        prepared(_KERNELS, lambda kernels: _on_card(kernels, VirtualDriver(gpu, timing))),
         prepared(_CONFIGURATIONS, _untimed),
     ):
         yield
@@ -113,11 +118,11 @@ def is_installed() -> bool:
 
 
 @contextmanager
-def _on_card(kernels: ModuleType, gpu: Gpu) -> Iterator[None]:
+def _on_card(kernels: ModuleType, card: VirtualDriver) -> Iterator[None]:
     """Give Triton the virtual driver, and make its kernels do nothing."""
     driver = import_module("triton.runtime.driver").driver
     before = dict(vars(driver))  # `reset_active` would make a real driver, which needs a card
-    driver.set_active(VirtualDriver(gpu))
+    driver.set_active(card)
     try:
         with replaced([(kernels.JITFunction, "run", _launch)]):
             yield
