@@ -37,25 +37,36 @@ ROWS = 8 * 65536 * 4096 * 2
 
 @pytest.mark.parametrize("tuned", [(), ("--assume", "tuned=true")])
 @pytest.mark.parametrize(("expression", "timed"), [(LIGHT, 0), (HEAVY, L2_CACHE)])
-def test_a_reduction_is_timed_if_triton_counts_more_registers_than_all_threads_have(
+def test_a_reduction_is_timed_if_it_needs_more_registers_than_all_threads_have(
     expression: str, timed: int, tuned: tuple[str, ...], run_graphmem: Run, tmp_path: Path
 ) -> None:
     """65,536 registers for 2,048 threads of a multiprocessor: 32 (`regs_per_multiprocessor`)."""
-    outcome = _run(expression, tmp_path, run_graphmem, "--assume", "registers=true", *tuned)
+    outcome = _run(expression, tmp_path, run_graphmem, *tuned)
 
     assert int(outcome.stdout) == ROWS + RESULT + timed
     assert "registers" not in outcome.stderr
 
 
+def test_registers_need_not_be_counted(run_graphmem: Run, tmp_path: Path) -> None:
+    outcome = _run(HEAVY, tmp_path, run_graphmem, "--assume", "registers=false")
+
+    assert int(outcome.stdout) == ROWS + RESULT
+
+
 def test_without_a_compiler_the_report_says_what_it_assumes(
-    run_graphmem: Run, tmp_path: Path
+    run_graphmem: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("graphmem.trace.compiled.registers._counted", _fails)
     outcome = _run(HEAVY, tmp_path, run_graphmem)
 
     assert int(outcome.stdout) == ROWS + RESULT
     report = re.sub(r"\s+", " ", outcome.stderr)
-    assert "registers that a reduction needs have it timed in every run: no;" in report
-    assert "--assume registers=true" in report
+    assert "registers that a reduction needs have it timed in every run: no; Triton has" in report
+    assert "does not here: no tool (" in report
+
+
+def _fails(binary: bytes) -> int:
+    raise FileNotFoundError("no tool")
 
 
 def _run(expression: str, folder: Path, run_graphmem: Run, *options: str) -> Outcome:

@@ -7,10 +7,9 @@ configurations takes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
-
-from graphmem.trace.compiled.registers import registers_of
 
 _MOST_REGISTERS = 255
 """Of a thread, on every card (CUDA C++ Programming Guide, "Compute Capabilities")."""
@@ -48,30 +47,23 @@ class Compiled:
         return Launcher(self.config)
 
 
-def precompiling(
-    counts_registers: Callable[[], bool], compile_config: Callable[..., Any]
-) -> Callable[..., None]:
+def precompiling(registers: Callable[[Any, Any], int | None]) -> Callable[..., None]:
     """`CachingAutotuner.precompile`, in which every configuration compiles.
 
     A reduction that needs so many registers that a multiprocessor runs fewer threads than it could
     gets a second configuration, with a smaller block (`_dynamic_scale_rblock`). The two are then
     timed, in every run: what was found for kernels of one configuration is not read from the cache
-    (`check_autotune_cache`, torch/_inductor/runtime/triton_heuristics.py). For
-    parameter-golf's 2026-04-05, one such kernel is 3 MiB of the peak (docs/accuracy_compiled.md).
+    (`check_autotune_cache`, torch/_inductor/runtime/triton_heuristics.py). An H100 timed ten
+    kernels of torchao's compiled optimizers so (fixtures/cuda/scripts/optim_torchao).
 
     Args:
-        counts_registers: whether a kernel that may get one is compiled, to count its registers.
-        compile_config: `CachingAutotuner._precompile_config`.
+        registers: counts those of a kernel in one of its configurations; None if that is unknown.
     """
 
     def precompile(autotuner: Any, *args: Any, **kwargs: Any) -> None:
         _compile(autotuner, lambda config: _MOST_REGISTERS)
-        if len(autotuner.launchers) == len(autotuner.configs):
-            return
-        if counts_registers():
-            _compile(autotuner, lambda config: registers_of(autotuner, config, compile_config))
-        else:
-            _compile(autotuner, lambda config: None)
+        if len(autotuner.launchers) > len(autotuner.configs):
+            _compile(autotuner, partial(registers, autotuner))
 
     return precompile
 

@@ -69,19 +69,17 @@ class Unknowns:
         return bool(self._chosen("tuned", None))
 
     def counts_registers(self) -> bool:
-        """Whether Triton compiles a kernel whose registers decide if it is timed in every run.
+        """Whether Triton compiles kernels whose registers decide if they are timed in every run."""
+        return self._chosen("registers", None) != 0
 
-        It is assumed not to be timed otherwise.
-        """
-        chosen = self._chosen("registers", None)
-        if chosen is None:
-            self._recorder.assume(
-                "whether the registers that a reduction needs have it timed in every run",
-                "no",
-                "Triton has to compile it to tell; --assume registers=true has it do so",
-                self._location.place(),
-            )
-        return bool(chosen)
+    def compiles_no_kernel(self, reason: str) -> None:
+        """Note that Triton's compiler does not run here, so that such kernels are not timed."""
+        self._recorder.assume(
+            "whether the registers that a reduction needs have it timed in every run",
+            "no",
+            f"Triton has to compile it to tell, and does not here: {reason}",
+            self._location.place(),
+        )
 
     def tunes(self) -> None:
         """Note what only a card knows about max-autotune.
