@@ -3,13 +3,13 @@
 Clauses:
   (1) what `topk` or `argmax` chooses among numbers that a card draws from the program's seed is
       found from the numbers themselves;
-  (2) numbers of a continuous distribution, with a seed or without, equal no others: a gradient from
-      `randn_like` is not 1.0.
+  (2) numbers of a continuous distribution, with a seed or without, equal no known ones, nor those
+      of another draw: a gradient from `randn_like` is not 1.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem import constructors
 from graphmem.values.arguments import tensors
 from graphmem.values.card_draws import Draw
-from graphmem.values.held import KNOWN, HeldValues
+from graphmem.values.held import KNOWN, HeldValues, KnownTensor
 from graphmem.values.layouts import is_dense
 from graphmem.values.memory import RealMemory, geometry_of, laid_out
 from graphmem.values.rules import Outputs, Rule
@@ -60,14 +60,21 @@ class DrawnScores:
         self._held.postpone(target, RealMemory(nbytes, compute=compute), KNOWN)
 
     def compared(
-        self, func: Any, args: tuple[Any, ...], result: Any
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        result: Any,
+        known: Callable[[torch.Tensor], KnownTensor | None],
     ) -> tuple[Rule, Outputs] | None:
-        """Clause (2)."""
+        """Clause (2); unknown numbers may be computed from the random ones, and equal them."""
         if func not in _EQUAL or not 0 < result.numel() <= _FEW:
             return None
         first, second = args
         is_same = second is first  # as `isfinite` compares them
         if is_same or not any(map(self._is_drawn, args)):
+            return None
+        others = [each for each in tensors(args) if not self._is_drawn(each)]
+        if any(known(each) is None for each in others):
             return None
         answer = constructors.full(result.shape, _EQUAL[func], device="cpu")
         return _UNEQUAL, [(result, answer)]

@@ -275,7 +275,7 @@ class KnownValues(HeldValues):
     ) -> None:
         """Note values from a rule, if there is one for the operation."""
         made = (
-            self._scores.compared(func, args, result)
+            self._scores.compared(func, args, result, self.of)
             or self._rules.results(func, args, kwargs, result)
             or self._rules.compared(func, args, result, self.of)
         )

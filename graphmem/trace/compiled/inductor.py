@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphmem.compiled_code import CompiledCode
 from graphmem.trace.compiled.kernels import make_launchers, precompile_config, precompiling
 from graphmem.trace.compiled.padding import Product, product_of
-from graphmem.trace.compiled.registers import NotCompiledError, registers_of
+from graphmem.trace.compiled.registers import NotCompiledError, Usage, usage_of
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.device_memory import DeviceMemory
@@ -109,7 +109,7 @@ def _kernels(
     if not _timing().copies_to_host:
         budget, copy_args = None, _copying_nothing
     return [
-        (CachingAutotuner, "precompile", precompiling(_registers(unknowns))),
+        (CachingAutotuner, "precompile", precompiling(_usage(unknowns))),
         (CachingAutotuner, "_precompile_config", precompile_config),
         (CachingAutotuner, "_make_launchers", make_launchers),
         (
@@ -132,21 +132,21 @@ def _timing() -> Timing:
     return timing
 
 
-def _registers(unknowns: Unknowns) -> Callable[[Any, Any], int | None]:
+def _usage(unknowns: Unknowns) -> Callable[[Any, Any], Usage | None]:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     compile_config = CachingAutotuner._precompile_config
 
-    def registers(autotuner: Any, config: Any) -> int | None:
+    def usage(autotuner: Any, config: Any) -> Usage | None:
         if not unknowns.counts_registers():
             return None
         try:
-            return registers_of(autotuner, config, compile_config)
+            return usage_of(autotuner, config, compile_config)
         except NotCompiledError as error:
             unknowns.compiles_no_kernel(str(error))
             return None
 
-    return registers
+    return usage
 
 
 def _choice_of_configurations(tuned: Callable[[], bool], code: CompiledCode) -> Replacement:

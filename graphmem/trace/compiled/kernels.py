@@ -11,25 +11,27 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-_MOST_REGISTERS = 255
+from graphmem.trace.compiled.registers import Usage
+
+_MOST = Usage(registers=255, spills=0)
 """Of a thread, on every card (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
 
 class Launcher:
     """A kernel in one configuration, whose launch does nothing.
 
-    Its registers and shared memory, which a compiler would report, are unknown. It is assumed to
-    spill no registers: a configuration that does is not timed (`CachingAutotuner.bench`).
+    It is assumed to spill no registers unless that is known: a configuration that does is not timed
+    (`CachingAutotuner.bench`).
     """
 
     n_regs = None
-    n_spills = 0
     shared = None
     store_cubin = False
     cache_hash = None
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, spills: int = 0) -> None:
         self.config = config
+        self.n_spills = spills
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Launch it."""
@@ -38,16 +40,17 @@ class Launcher:
 class Compiled:
     """One configuration, compiled (`CompileResult`)."""
 
-    def __init__(self, config: Any, registers: int | None = None) -> None:
+    def __init__(self, config: Any, usage: Usage | None = None) -> None:
         self.config = config
-        self.kernel = SimpleNamespace(n_regs=registers)
+        self.kernel = SimpleNamespace(n_regs=usage and usage.registers)
+        self._spills = 0 if usage is None else usage.spills
 
     def make_launcher(self) -> Launcher:
         """A launcher, for which a card would load the kernel."""
-        return Launcher(self.config)
+        return Launcher(self.config, self._spills)
 
 
-def precompiling(registers: Callable[[Any, Any], int | None]) -> Callable[..., None]:
+def precompiling(usage: Callable[[Any, Any], Usage | None]) -> Callable[..., None]:
     """`CachingAutotuner.precompile`, in which every configuration compiles.
 
     A reduction that needs so many registers that a multiprocessor runs fewer threads than it could
@@ -57,21 +60,19 @@ def precompiling(registers: Callable[[Any, Any], int | None]) -> Callable[..., N
     kernels of torchao's compiled optimizers so (fixtures/cuda/scripts/optim_torchao).
 
     Args:
-        registers: counts those of a kernel in one of its configurations; None if that is unknown.
+        usage: counts the registers of a kernel in a configuration; None if that is unknown.
     """
 
     def precompile(autotuner: Any, *args: Any, **kwargs: Any) -> None:
-        _compile(autotuner, lambda config: _MOST_REGISTERS)
+        _compile(autotuner, lambda config: _MOST)
         if len(autotuner.launchers) > len(autotuner.configs):
-            _compile(autotuner, partial(registers, autotuner))
+            _compile(autotuner, partial(usage, autotuner))
 
     return precompile
 
 
-def _compile(autotuner: Any, registers: Callable[[Any], int | None]) -> None:
-    autotuner.compile_results = [
-        Compiled(config, registers(config)) for config in autotuner.configs
-    ]
+def _compile(autotuner: Any, usage: Callable[[Any], Usage | None]) -> None:
+    autotuner.compile_results = [Compiled(config, usage(config)) for config in autotuner.configs]
     make_launchers(autotuner)
     autotuner._dynamic_scale_rblock()
 

@@ -1,4 +1,4 @@
-"""How many registers a kernel of Inductor's needs, which Triton's compiler tells without a card.
+"""The registers that a kernel of Inductor's needs, which Triton's compiler tells without a card.
 
 NVIDIA's tools that come with Triton, `ptxas` and `cuobjdump`, run on the host.
 """
@@ -10,18 +10,32 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, NamedTuple
 
 _LAUNCHERS = ("use_static_cuda_launcher", "use_static_triton_launcher")
 """Settings of `torch._inductor.config`, whose launchers leave out the compiled kernel."""
-_COUNT = re.compile(r"\bREG:(\d+)")
+_USAGE = re.compile(r"\bREG:(?P<registers>\d+) STACK:(?P<stack>\d+) .*\bLOCAL:(?P<local>\d+)")
+_WORD = 4
+
+
+class Usage(NamedTuple):
+    """What a thread needs.
+
+    Attributes:
+        registers: how many.
+        spills: how many more are in memory, Triton's `n_spills`
+            (`CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES` in words of 32 bits).
+    """
+
+    registers: int
+    spills: int
 
 
 class NotCompiledError(Exception):
     """Triton's compiler does not run here."""
 
 
-def registers_of(autotuner: Any, config: Any, compile_config: Callable[..., Any]) -> int:
+def usage_of(autotuner: Any, config: Any, compile_config: Callable[..., Any]) -> Usage:
     """Compile a kernel for its card and count the registers of a thread.
 
     Args:
@@ -43,7 +57,7 @@ def registers_of(autotuner: Any, config: Any, compile_config: Callable[..., Any]
         raise NotCompiledError(str(error).partition("\n")[0]) from error
 
 
-def _counted(binary: bytes) -> int:
+def _counted(binary: bytes) -> Usage:
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -52,4 +66,7 @@ def _counted(binary: bytes) -> int:
         file.flush()
         command = [str(tool), "--dump-resource-usage", file.name]
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return max(int(count) for count in _COUNT.findall(printed))
+    found = _USAGE.search(printed)
+    if found is None:
+        raise ValueError(f"cuobjdump printed {printed!r}")
+    return Usage(int(found["registers"]), (int(found["stack"]) + int(found["local"])) // _WORD)
