@@ -25,6 +25,15 @@ def note_flags(recorder: Recorder) -> None:
         )
     if not any(name.startswith("aten.convolution") for name in recorder.operators):
         return
+    if not torch.backends.cudnn.enabled:
+        recorder.assume(
+            "memory of convolutions without cuDNN",
+            "none but their results",
+            "torch.backends.cudnn.enabled = False takes PyTorch's own kernels, which unfold a "
+            "sample into a buffer of its kernel's size for each position of the result "
+            "(aten/src/ATen/native/cuda/ConvolutionMM2d.cu), and cuBLAS with its workspace",
+            None,
+        )
     if torch.backends.cudnn.deterministic:
         recorder.assume(
             "workspace of cuDNN's deterministic plans",

@@ -13,7 +13,7 @@ LSTM(1024, 1024) is the sum of its weights, 32.03 MiB: README of Stonesjtu/pytor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
@@ -52,13 +52,33 @@ def recurrent_layers(multiprocessors: int) -> Iterator[None]:
     try:
         for key in ("AutogradCUDA", "CUDA"):
             for name, mode in _MODES.items():
-                library.impl(f"{name}.input", layers.whole(mode), key)
-                library.impl(f"{name}.data", layers.packed(mode), key)
+                operator = getattr(aten, name)
+                library.impl(
+                    f"{name}.input", _where_enabled(layers.whole(mode), operator.input), key
+                )
+                library.impl(
+                    f"{name}.data", _where_enabled(layers.packed(mode), operator.data), key
+                )
         library.impl("_cudnn_rnn", _forward, "Meta", allow_override=True)
         library.impl("_cudnn_rnn_backward", _backward, "Meta")
         yield
     finally:
         library._destroy()
+
+
+def _where_enabled(kernel: Callable[..., Any], operator: Any) -> Callable[..., Any]:
+    """Run cell by cell, as every build can, if the program has switched cuDNN off.
+
+    `cudnn_is_acceptable` (aten/src/ATen/native/cudnn/RNN.cpp asks it) wants a tensor with elements,
+    too.
+    """
+
+    def run(source: Any, *args: Any) -> Any:
+        if torch.backends.cudnn.enabled and source.numel():
+            return kernel(source, *args)
+        return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, source, *args)
+
+    return run
 
 
 def flatten_parameters(module: torch.nn.RNNBase) -> None:

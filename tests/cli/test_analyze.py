@@ -187,6 +187,7 @@ def test_library_flags_that_no_rule_models_are_named() -> None:
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.enabled = False
         return nn.Conv2d(3, 8, 3), torch.randn(2, 3, 16, 16), lambda out: out.sum()
 
     flags_can_be_set = getattr(torch.backends, "__allow_nonbracketed_mutation")
@@ -198,4 +199,5 @@ def test_library_flags_that_no_rule_models_are_named() -> None:
         "workspace of cuDNN's deterministic plans",
         "workspaces of cuDNN's trials",
         "workspace of cuDNN's convolutions without TF32",
+        "memory of convolutions without cuDNN",
     } <= {each.what for each in report.assumptions}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from graphmem import TrainingStep, analyze
+from graphmem import TrainingStep, analyze, virtual_gpu
 from graphmem.cudnn_recurrent import GRU, LSTM, Layers
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph, Storage
@@ -301,3 +301,15 @@ def test_inference_mode_runs_the_same_operation(kind: type[nn.RNNBase], is_packe
         targets.append([op.target for op in traced(step).ops if "detach" not in op.target])
     assert "aten._cudnn_rnn.default" in targets[0]
     assert targets[0] == targets[1]
+
+
+def test_without_cudnn_layers_run_cell_by_cell() -> None:
+    """PyTorch 2.13.0+cu130 itself, above a driver that runs no kernel, has these bytes then."""
+    with virtual_gpu("h100-80gb"), torch.backends.cudnn.flags(enabled=False):
+        layer = nn.LSTM(32, 48).cuda()
+        steps = torch.randn(20, 4, 32, device="cuda")
+        before = torch.cuda.memory_allocated()
+        result, _ = layer(steps)
+
+        assert torch.cuda.memory_allocated() - before == 33_798_144
+        assert "Cudnn" not in str(result.grad_fn)
