@@ -2,10 +2,10 @@
 
 aten/src/ATen/native/Distributions.cpp (`multinomial_out`), cuda/MultinomialKernel.cu,
 cuda/Randperm.cu, cuda/SummaryOps.cu, cuda/Sorting.cpp, cuda/TensorModeKernel.cpp:
-  (1) `multinomial` looks for the largest value, the smallest and rows of zeros; without
-      replacement, or for a single choice, it divides the input by random numbers and takes the
-      largest; otherwise it normalises a copy and takes running sums (up to torch 2.14 it keeps
-      another copy);
+  (1) `multinomial` looks for the largest value and the smallest, since 2.12 at once, which it then
+      holds, and for rows of zeros; without replacement, or for a single choice, it divides the
+      input by random numbers and takes the largest; otherwise it normalises a copy and takes
+      running sums (up to torch 2.14 it keeps another copy);
   (2) `randperm` sorts a range by random keys, with enough bits that keys hardly repeat;
   (3) `bincount` and `histc` look for the smallest and the largest value, since 2.13 and 2.12 at
       once; `bincount` then holds both throughout;
@@ -27,14 +27,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
 from graphmem.nodes import Node
 from graphmem.torch_releases.differences import (
-    HISTC_LOOKS_ONCE,
     INDICES_ARE_LOOKED_AT_ONCE,
     MULTINOMIAL_KEEPS_NO_COPY,
+    RANGES_ARE_FOUND_AT_ONCE,
 )
 
 from .call import Call, Rule, during
@@ -67,12 +68,26 @@ def _multinomial(call: Call) -> Iterator[Step]:
         yield from _with_replacement(call, tensor)
         return
     are_finite = Scratch("whether all are finite and positive", 1)
-    yield from _checks(call, tensor, are_finite)
+    drawn = _drawn(call, tensor, samples, are_finite)
+    if RANGES_ARE_FOUND_AT_ONCE.holds_in(call.runtime.release):
+        yield from aminmax(call, tensor, chain(_compared(are_finite), drawn))
+    else:
+        yield from _checks(call, tensor, are_finite)
+        yield from drawn
+
+
+def _drawn(call: Call, tensor: TensorOut, samples: int, are_finite: Scratch) -> Iterator[Step]:
     zeros = Scratch("whether a row is zero", 1)
     yield from _rows_of_zeros(call, tensor, zeros)
     yield from during([Scratch("random numbers", nbytes(compact(tensor)))], _choices(call, samples))
     yield Free(zeros)
     yield Free(are_finite)
+
+
+def _compared(result: Scratch) -> Iterator[Step]:
+    comparisons = [Scratch("comparison", 1), Scratch("comparison", 1)]
+    yield from map(Take, [*comparisons, result])
+    yield from map(Free, comparisons)
 
 
 def _checks(call: Call, tensor: TensorOut, result: Scratch) -> Iterator[Step]:
@@ -167,7 +182,7 @@ def _histc(call: Call) -> Iterator[Step]:
     yield from call.outputs()
     if call.value("min") != call.value("max") or not numel(tensor):
         return
-    if HISTC_LOOKS_ONCE.holds_in(call.runtime.release):
+    if RANGES_ARE_FOUND_AT_ONCE.holds_in(call.runtime.release):
         yield from aminmax(call, tensor)
     else:
         yield from _extremum(call, tensor, "the least")

@@ -102,6 +102,24 @@ class TestExtrema:
 
 
 class TestChoices:
+    @pytest.mark.parametrize(
+        ("release", "range_and_check", "at_the_end"),
+        [
+            ("2.11", [4, 1, 4, 1, 1, -1, -4, -1, -4], []),
+            ("2.12", [4, 4, 1, 1, 1, -1, -1], [-4, -4]),
+        ],
+    )
+    def test_multinomial_without_replacement(
+        self, release: str, range_and_check: list[int], at_the_end: list[int]
+    ) -> None:
+        """As PyTorch 2.11.0+cu130 and 2.13.0+cu130 above a driver that runs no kernel."""
+        program = Calls(version=release).call(aten.multinomial.default, tensor(4, 8), 1)
+
+        rows_of_zeros, quotients = [16, 4, 1, -4, -16, 1, -1], [128, -128]
+        assert program == [
+            *("out0", *range_and_check, *rows_of_zeros, *quotients, -1, -1, *at_the_end)
+        ]
+
     @pytest.mark.parametrize(("release", "copies"), [("2.14", 3), ("2.15", 2)])
     def test_multinomial_with_replacement(self, release: str, copies: int) -> None:
         """Normalised rows and their sums as large as 4 * 1000 floats; until 2.14 a copy as well."""
