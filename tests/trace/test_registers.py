@@ -1,9 +1,10 @@
-"""Reductions that need many registers are timed in every run (`_dynamic_scale_rblock`)."""
+"""Reductions that need many registers are timed (`_dynamic_scale_rblock`)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,16 @@ ROWS = 8 * 65536 * 4096 * 2
 def test_a_reduction_is_timed_if_it_needs_more_registers_than_all_threads_have(
     expression: str, timed: int, tuned: tuple[str, ...], run_graphmem: Run, tmp_path: Path
 ) -> None:
-    """65,536 registers for 2,048 threads of a multiprocessor: 32 (`regs_per_multiprocessor`)."""
+    """65,536 registers for 2,048 threads of a multiprocessor: 32 (`regs_per_multiprocessor`).
+
+    Up to torch 2.13 the choice is not read from the cache, so it is made again in a later run.
+    """
     outcome = _run(expression, tmp_path, run_graphmem, *tuned)
 
-    assert int(outcome.stdout) == ROWS + RESULT + timed
+    from torch._inductor.runtime.triton_heuristics import check_autotune_cache
+
+    is_kept = "dynamic_scale_rblock_eligible" in signature(check_autotune_cache).parameters
+    assert int(outcome.stdout) == ROWS + RESULT + (0 if tuned and is_kept else timed)
     assert "registers" not in outcome.stderr
 
 
@@ -61,7 +68,7 @@ def test_without_a_compiler_the_report_says_what_it_assumes(
 
     assert int(outcome.stdout) == ROWS + RESULT
     report = re.sub(r"\s+", " ", outcome.stderr)
-    assert "registers that a reduction needs have it timed in every run: no; Triton has" in report
+    assert "registers that a reduction needs have it timed: no; Triton has" in report
     assert "does not here: no tool (" in report
 
 

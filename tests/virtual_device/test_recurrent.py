@@ -308,8 +308,9 @@ def test_without_cudnn_layers_run_cell_by_cell() -> None:
     with virtual_gpu("h100-80gb"), torch.backends.cudnn.flags(enabled=False):
         layer = nn.LSTM(32, 48).cuda()
         steps = torch.randn(20, 4, 32, device="cuda")
+        layer(steps)  # takes cuBLAS's workspace
         before = torch.cuda.memory_allocated()
         result, _ = layer(steps)
 
-        assert torch.cuda.memory_allocated() - before == 33_798_144
+        assert torch.cuda.memory_allocated() - before == 243_712
         assert "Cudnn" not in str(result.grad_fn)

@@ -54,10 +54,10 @@ def precompiling(usage: Callable[[Any, Any], Usage | None]) -> Callable[..., Non
     """`CachingAutotuner.precompile`, in which every configuration compiles.
 
     A reduction that needs so many registers that a multiprocessor runs fewer threads than it could
-    gets a second configuration, with a smaller block (`_dynamic_scale_rblock`). The two are then
-    timed, in every run: what was found for kernels of one configuration is not read from the cache
-    (`check_autotune_cache`, torch/_inductor/runtime/triton_heuristics.py). An H100 timed ten
-    kernels of torchao's compiled optimizers so (fixtures/cuda/scripts/optim_torchao).
+    gets a second configuration, with a smaller block (`_dynamic_scale_rblock`), and the two are
+    timed. Up to torch 2.13 that is so in every run: for kernels of one configuration no choice is
+    read from the cache (`check_autotune_cache`, torch/_inductor/runtime/triton_heuristics.py). An
+    H100 timed kernels of torchao's compiled optimizers so (fixtures/cuda/scripts/optim_torchao).
 
     Args:
         usage: counts the registers of a kernel in a configuration; None if that is unknown.

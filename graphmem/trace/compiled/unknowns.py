@@ -69,13 +69,13 @@ class Unknowns:
         return bool(self._chosen("tuned", None))
 
     def counts_registers(self) -> bool:
-        """Whether Triton compiles kernels whose registers decide if they are timed in every run."""
+        """Whether Triton compiles kernels whose registers decide if they are timed."""
         return self._chosen("registers", None) != 0
 
     def compiles_no_kernel(self, reason: str) -> None:
         """Note that Triton's compiler does not run here, so that such kernels are not timed."""
         self._recorder.assume(
-            "whether the registers that a reduction needs have it timed in every run",
+            "whether the registers that a reduction needs have it timed",
             "no",
             f"Triton has to compile it to tell, and does not here: {reason}",
             self._location.place(),
