@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from graphmem.graph import Assumption
 from graphmem.torch_releases import installed_release, parse_release
-from graphmem.torch_releases.differences import ABOVE_THE_KERNELS, NEWEST_TRIED, between
+from graphmem.torch_releases.differences import (
+    ABOVE_THE_KERNELS,
+    NEWEST_TRIED,
+    Difference,
+    Release,
+)
 from graphmem.torch_releases.release import written
 
 
@@ -42,3 +47,8 @@ def assumed_of(version: str) -> Iterator[Assumption]:
 def above_the_kernels(version: str) -> str:
     """What an assumption calls the part of a release that `--torch` does not choose."""
     return f"what torch {version} runs above the card's kernels"
+
+
+def between(one: Release, other: Release, rows: Iterable[Difference]) -> Iterator[Difference]:
+    """The rows that hold in only one of two releases."""
+    return (row for row in rows if row.holds_in(one) != row.holds_in(other))

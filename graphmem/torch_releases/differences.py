@@ -7,7 +7,6 @@ Python and C++ that run here, for which only the installed release counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 Release = tuple[int, int]
@@ -393,8 +392,3 @@ ABOVE_THE_KERNELS = (
     STAGES_RELEASE_WHAT_THEY_SENT,
 )
 """What alters the memory of a step, and is the installed release's whatever `--torch` says."""
-
-
-def between(one: Release, other: Release, rows: Iterable[Difference]) -> Iterator[Difference]:
-    """The rows that hold in only one of two releases."""
-    return (row for row in rows if row.holds_in(one) != row.holds_in(other))
