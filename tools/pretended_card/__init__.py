@@ -2,14 +2,16 @@
 
     python -m tools.pretended_card [--gpu h100-80gb] [--python PYTHON] COMMAND …
 
-(1) `COMMAND` is what would follow `python`, such as `tools/record_cuda.py -o mlp fixtures/mlp.py:build`
-    or `tools/record_operators.py -o operators.jsonl --opinfo 2`. PYTHON has a torch for CUDA.
+(1) `COMMAND` is what would follow `python`, such as `tools/record_cuda.py -o mlp
+    fixtures/mlp.py:build`. PYTHON has a torch for CUDA, and gcc is installed.
 (2) The runtime, the driver and cuBLAS are pretended (driver/): cudaMalloc hands out address space,
-    no kernel runs, what is read from the card is zeros. Everything else is PyTorch's own: dispatcher,
-    autograd, caching allocator, and the sizes of scratch memory that its host code and CUB's decide.
+    no kernel runs, what is read from the card is zeros. Everything else is PyTorch's own:
+    dispatcher, autograd, caching allocator, and the scratch memory that its host code and CUB's
+    decide.
 (3) The card has the name, memory, compute capability, multiprocessors and threads of graphmem's.
 
-Not judged: what data decide, since data are zeros (`nonzero` finds nothing); what a kernel's registers
-decide (CUB's reductions ask how many blocks fit); what cuDNN, cuFFT, cuSOLVER, cuSPARSE and cuRAND
-decide, which answer with an error; cublasLt's choices; where segments lie; captured graphs.
+Not judged: what data decide, since data are zeros (`nonzero` finds nothing); what a kernel's
+registers decide (CUB's reductions ask how many blocks fit); what cuDNN, cuFFT, cuSOLVER, cuSPARSE
+and cuRAND decide, which answer with an error; cublasLt's choices; where segments lie; captured
+graphs. docs/exactness.md says how far it was compared with a card.
 """

@@ -21,6 +21,12 @@ _HEADERS = ("nvidia/cu*/include", "triton/backends/nvidia/include")
 _WRITTEN = re.compile(r"^(?:EXPORT|#define cudaGet).*?(\w+)(?:\(|$)", re.MULTILINE)
 _EXPORT = '__attribute__((visibility("default")))'
 _ANSWERED = ("cuda", "cublas")
+_FACTS = (
+    "GetVersion",
+    "GetProperty",
+    "String",
+    "GetErrorName",
+)  # which the libraries know without a card
 _DRIVER = re.compile(r"cu[A-Z]")
 _FAILED = 1  # not initialised, in each library's own numbers
 
@@ -50,18 +56,19 @@ def build_driver(folder: Path, packages: Path, card: Gpu) -> Path:
     rest.write_text("".join(map(_answer, names)))
     library = folder / LIBRARY
     headers = [f"-I{folder}" for place in _HEADERS for folder in packages.glob(place)]
-    linked = [f"-Wl,-soname={LIBRARY}", "-o", library, "-ldl"]
-    subprocess.run([*_GCC, *headers, *_figures(card), *sources, rest, *linked], check=True)
+    linked = [f"-Wl,-soname={LIBRARY}", "-o", str(library), "-ldl"]
+    compiled = map(str, [*sources, rest])
+    subprocess.run([*_GCC, *headers, *_figures(card), *compiled, *linked], check=True)
     return library
 
 
 def _imported(libraries: Path) -> set[str]:
-    """The functions of CUDA that torch's libraries ask for."""
+    """The functions of CUDA that torch's libraries ask for, apart from facts."""
     found: set[str] = set()
     for library in libraries.glob("*.so"):
         done = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True)
         found |= {match[1] for match in _IMPORTED.finditer(done.stdout)}
-    return found
+    return {name for name in found if not name.endswith(_FACTS)}
 
 
 def _answer(name: str) -> str:

@@ -177,13 +177,16 @@ EXPORT int cudaEventElapsedTime(float *milliseconds) {
     return SUCCESS;
 }
 
-// Kernels: how many blocks of one fit on a multiprocessor depends on its registers, so two is a guess.
+// Kernels: as many blocks fit on a multiprocessor as have its threads. Registers may allow fewer.
 
-EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks) {
-    return write_int(blocks, 2);
+EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *kernel,
+                                                         int threads) {
+    (void)kernel;
+    return write_int(blocks, CARD_THREADS / threads);
 }
-EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks) {
-    return write_int(blocks, 2);
+EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *kernel,
+                                                                  int threads) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads);
 }
 EXPORT int cudaGetSymbolAddress(void **pointer) {
     *pointer = take(&card, PROT_NONE, PAGE_BYTES);
@@ -217,8 +220,8 @@ EXPORT int cuCtxGetCurrent(void **context) { return new_handle(context); }
 EXPORT int cuModuleLoadData(void **module) { return new_handle(module); }
 EXPORT int cuModuleLoadDataEx(void **module) { return new_handle(module); }
 EXPORT int cuModuleGetFunction(void **function) { return new_handle(function); }
-EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks) {
-    return write_int(blocks, 2);
+EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *kernel, int threads) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads);
 }
 EXPORT int cuGetErrorString(int error, const char **text) {
     *text = cudaGetErrorString(error);
