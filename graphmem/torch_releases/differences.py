@@ -141,6 +141,11 @@ INDICES_ARE_LOOKED_AT_ONCE = Difference(
     "aten/src/ATen/native/cuda/Indexing.cu, `wrapIndexOnce`; SummaryOps.cu, "
     "`_bincount_cuda_template`; both in libtorch_cuda.so of 2.12.1 and 2.13.0",
 )
+EMBEDDINGS_SORT_BY_NEEDED_BITS = Difference(
+    (2, 13),
+    "the gradient of an embedding sorts indices by the bits that its table's size needs",
+    "PR #183578 (aten/src/ATen/native/cuda/Embedding.cu); 2.11.0 and 2.13.0 above a pretended card",
+)
 OLDEST_SEGMENT_IS_TAKEN = Difference(
     (2, 13),
     "of free blocks of one size the allocator takes the one in the segment opened first, and in it "

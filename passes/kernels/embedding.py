@@ -11,9 +11,9 @@ sources.md, "Embeddings, indexing and sorting"; A100, 16,384 tokens); fixtures/c
 
   (0) Indices, then the gradient, are made contiguous and held for the whole call.
   (1) Up to 3,072 tokens, without scaling by frequency, only the result is allocated.
-  (2) Otherwise tokens are sorted by all bits of their index (the number of bits that the table
-      needs is commented out in PyTorch), cut into segments of one row each, and those into parts of
-      ten tokens.
+  (2) Otherwise tokens are sorted by their index, cut into segments of one row each, and those into
+      parts of ten tokens. The sort looks at all bits up to torch 2.12, where the number that the
+      table's size needs is commented out, and then at as many as that.
   (3) Each part has a row of the accumulating type; from torch 2.11 on those of few, long segments
       are added atomically instead (`use_fused_kernel`): to the result, or for 16 bits to a float32
       table.
@@ -36,10 +36,13 @@ from collections.abc import Iterator, Mapping
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Output, Scratch, Step, Take
-from graphmem.torch_releases.differences import EMBEDDINGS_ADD_ATOMICALLY
+from graphmem.torch_releases.differences import (
+    EMBEDDINGS_ADD_ATOMICALLY,
+    EMBEDDINGS_SORT_BY_NEEDED_BITS,
+)
 
 from .call import Call, Rule, during
-from .cub import SORT_NOTE, sort_pairs_bytes
+from .cub import key_bits
 from .cub_scans import scan, scan_by_key, unique, unique_by_key
 from .layout import (
     INDEX_BYTES,
@@ -52,7 +55,7 @@ from .layout import (
     numel,
 )
 from .reduction import contiguous_copies, contiguous_copy
-from .sorting import sorted_rows
+from .sorting import sorted_rows, storage_of_sort
 
 _TOKENS_WITHOUT_SORT = 3072
 _TOKENS_PER_PART = 10
@@ -97,11 +100,10 @@ def _sorted(
 
 def _sort(call: Call, indices: TensorOut) -> Iterator[Step]:
     size = item_bytes(indices.dtype)
-    storage = sort_pairs_bytes(numel(indices), size, size, 8 * size, call.runtime.gpu)
-    if storage is None:
-        call.leave_out("storage of CUB's sort", "0 bytes", SORT_NOTE)
-    positions = Scratch("positions", nbytes(indices))
-    yield from during([positions, Scratch("storage of CUB's sort", storage or 0)])
+    needed = EMBEDDINGS_SORT_BY_NEEDED_BITS.holds_in(call.runtime.release)
+    bits = key_bits(call.value("num_weights")) if needed else 8 * size
+    storage = storage_of_sort(call, numel(indices), size, size, bits)
+    yield from during([Scratch("positions", nbytes(indices)), storage])
 
 
 def _segments(call: Call, grad: TensorOut, indices: TensorOut, *, has_bags: bool) -> Iterator[Step]:

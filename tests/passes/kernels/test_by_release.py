@@ -198,3 +198,35 @@ class TestAttention:
         program = self.backward(tensor(2, 4, 128, 128, dtype=HALF))
 
         assert program[:6] == ["out0", "out1", "out2", self.EACH_HEAD, self.EACH_HEAD, "out3"]
+
+
+class TestSortedEmbeddings:
+    """8,192 indices on an H100, as 2.11.0 and 2.13.0 sort them above a pretended card."""
+
+    def storage(self, release: str, rows: int) -> str | int:
+        grad, indices = tensor(8192, 8), tensor(8192, dtype=LONG)
+        backward = aten.embedding_dense_backward.default
+        return Calls("h100", release).call(backward, grad, indices, rows, -1, False)[3]
+
+    def test_until_2_12_they_are_sorted_by_all_bits(self) -> None:
+        assert self.storage("2.12", 255) == self.storage("2.12", 65_536) == 150_015
+
+    @pytest.mark.parametrize(
+        ("rows", "nbytes"), [(255, 4607), (256, 137_727), (65_535, 137_727), (65_536, 139_775)]
+    )
+    def test_since_2_13_by_those_that_the_table_needs(self, rows: int, nbytes: int) -> None:
+        """Eight bits are sorted at once; the first eight without a second buffer."""
+        assert self.storage("2.13", rows) == nbytes
+
+    def test_the_gradient_of_bags_follows(self) -> None:
+        grad, indices = tensor(1024, 8), tensor(8192, dtype=LONG)
+        bags = tensor(8192, dtype=LONG), tensor(1024, dtype=LONG), tensor(1024, dtype=LONG)
+        backward = aten._embedding_bag_dense_backward.default
+
+        found = {
+            release: Calls("h100", release).call(
+                backward, grad, indices, *bags, 255, False, 0, None
+            )
+            for release in ("2.12", "2.13")
+        }
+        assert (found["2.12"][3], found["2.13"][3]) == (150_015, 4607)
