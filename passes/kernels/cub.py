@@ -36,17 +36,20 @@ _TILES: Mapping[tuple[int, int], tuple[int | None, int]] = MappingProxyType(
         (2, 8): (None, 5632),
         (1, 8): (None, 3456),
         (8, 0): (3840, 5760),
-        (4, 0): (8064, 6912),
+        (4, 0): (8064, 7296),
         (2, 0): (None, 9728),
         (1, 0): (None, 9728),
     }
 )
 
+_TILE_OF_FLOATS = 6912
+"""That of float32 keys alone (`FLOAT_KEYS`), from compute capability 9.0 on."""
+
 SORT_NOTE = "CUB's policy for keys of this size is not known"
 
 
 def sort_pairs_bytes(
-    count: int, key_bytes: int, value_bytes: int, bits: int, gpu: Gpu
+    count: int, key_bytes: int, value_bytes: int, bits: int, gpu: Gpu, *, of_floats: bool = False
 ) -> int | None:
     """Temporary storage of `DeviceRadixSort::SortPairs`; None if it is not known.
 
@@ -56,6 +59,7 @@ def sort_pairs_bytes(
         value_bytes: bytes of one value; 0 for `SortKeys`.
         bits: how many bits of the key are compared.
         gpu: the card.
+        of_floats: the keys are float32.
     """
     single = _SINGLE_TILE_THREADS * (_SINGLE_TILE_ITEMS * 4 // max(4, key_bytes, value_bytes))
     if count <= single:
@@ -63,7 +67,8 @@ def sort_pairs_bytes(
     tiles = _TILES.get((key_bytes, value_bytes))
     if tiles is None:
         return None
-    tile = tiles[gpu.compute_capability >= (9, 0)]
+    is_new = gpu.compute_capability >= (9, 0)
+    tile = _TILE_OF_FLOATS if is_new and of_floats and not value_bytes else tiles[is_new]
     if tile is None:
         return None
     passes = ceil_div(bits, _RADIX_BITS)

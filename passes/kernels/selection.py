@@ -106,7 +106,8 @@ def _sorted_and_distinct(call: Call, tensor: TensorOut) -> Iterator[Step]:
         yield from during([storage_of_sort(call, count, size, INDEX_BYTES)])
         yield Free(order)
     else:
-        yield from during([storage_of_sort(call, count, size, 0)])
+        of_floats = tensor.dtype == "float32"
+        yield from during([storage_of_sort(call, count, size, 0, of_floats=of_floats)])
     yield from _distinct(call, tensor, INDEX_BYTES)
     yield from map(Free, reversed(held))
 

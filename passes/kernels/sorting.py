@@ -121,11 +121,18 @@ def _storage(call: Call, tensor: TensorOut, count: int) -> Scratch:
 
 
 def storage_of_sort(
-    call: Call, count: int, key_bytes: int, value_bytes: int, bits: int | None = None
+    call: Call,
+    count: int,
+    key_bytes: int,
+    value_bytes: int,
+    bits: int | None = None,
+    *,
+    of_floats: bool = False,
 ) -> Scratch:
     """CUB's storage to sort by `bits` of the keys, all by default."""
     by = 8 * key_bytes if bits is None else bits
-    storage = sort_pairs_bytes(count, key_bytes, value_bytes, by, call.runtime.gpu)
+    card = call.runtime.gpu
+    storage = sort_pairs_bytes(count, key_bytes, value_bytes, by, card, of_floats=of_floats)
     if storage is None:
         call.leave_out("storage of CUB's sort", "0 bytes", SORT_NOTE)
     return Scratch("storage of CUB's sort", storage or 0)
@@ -141,7 +148,7 @@ def _running(call: Call) -> Iterator[Step]:
         held.append(Scratch(f"the input as {out.dtype}", nbytes(tensor)))
     if not is_contiguous(tensor):
         held.append(contiguous_copy(tensor))
-    if numel(tensor) and numel(tensor) == _length(call, tensor):
+    if tensor.shape and numel(tensor) and numel(tensor) == _length(call, tensor):
         held.append(cub_scans.scan(call, numel(tensor), tensor.dtype))
     yield from during(held)
 

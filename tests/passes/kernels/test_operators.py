@@ -44,6 +44,16 @@ class TestCub:
     def test_sorting_pairs_of_int64(self, count: int, bits: int, gpu: str, nbytes: int) -> None:
         assert sort_pairs_bytes(count, 8, 8, bits, find_gpu(gpu)) == nbytes
 
+    @pytest.mark.parametrize(
+        ("of_floats", "nbytes"),
+        [(False, 1_094_143), (True, 1_096_191)],  # 2.11.0 and 2.13.0 above a pretended H100
+    )
+    def test_tiles_of_int32_keys_alone_are_larger(self, of_floats: bool, nbytes: int) -> None:
+        """`unique` of 2^18 values; a tile has 384 x 19 of them, of floats 384 x 18."""
+        found = sort_pairs_bytes(1 << 18, 4, 0, 32, find_gpu("h100"), of_floats=of_floats)
+
+        assert found == nbytes
+
     def test_unknown_policies_are_not_guessed(self) -> None:
         assert sort_pairs_bytes(10_000, 2, 8, 16, find_gpu("a100")) is None
 
@@ -376,11 +386,11 @@ class TestEmbedding:
         assert 147_636_224 in program
 
     def test_the_result_is_allocated_after_the_sort(self) -> None:
-        """By all 64 bits, though 1,000,000 rows need 20: `num_indices, false/*, 0, nbits*/` in
-        Embedding.cu. Sorted, original, range, CUB; the latter two are freed."""
+        """By the 20 bits that 1,000,000 rows need. Sorted, original, range, CUB; the latter two are
+        freed."""
         program = self.gradient(4096, 1_000_000, 8, torch.float32)
         n = 4096 * 8
-        storage = sort_pairs_bytes(4096, 8, 8, 64, find_gpu("a100"))
+        storage = sort_pairs_bytes(4096, 8, 8, 20, find_gpu("a100"))
         assert storage is not None
 
         assert program[:7] == [n, n, n, storage, -storage, -n, "out0"]
