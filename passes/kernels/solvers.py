@@ -14,6 +14,10 @@ arrays of pointers as well (fixtures/real/gaussian_process.py on an H200; severa
 in the source). What cuSOLVER takes to find the factor is not known: there 62,656 bytes for 4,000
 rows.
 
+Factors: BatchLinearAlgebra.cpp in aten/src/ATen/native, `lu_unpack_out` numbers the rows, once and
+then for each matrix, and permutes the numbers as the pivots say; those of one matrix are not copied
+(2.13.0 above a pretended card).
+
 Inverses: aten/src/ATen/native/BatchLinearAlgebra.cpp, `linalg_inv_ex_out` solves for the identity
 by `linalg_solve_ex_out`, which has the factors of the matrix, and their pivots, to itself.
 
@@ -64,6 +68,20 @@ def _cholesky(call: Call) -> Iterator[Step]:
     yield from during([Scratch("status", _STATUS_BYTES)], [*call.outputs(), *during(held)])
 
 
+def _factors(call: Call) -> Iterator[Step]:
+    yield from call.outputs()
+    if not call.value("unpack_pivots"):
+        return
+    rows, count = call.tensor("LU_data").shape[-2], math.prod(call.tensor("LU_data").shape[:-2])
+    numbers = Scratch("numbers of rows", rows * INDEX_BYTES)
+    yield Take(numbers)
+    if not call.tensor("LU_data").shape[:-2]:
+        yield Free(numbers)
+        return
+    permuted = Scratch("permuted numbers of rows", count * rows * INDEX_BYTES)
+    yield from (Take(permuted), Free(numbers), Free(permuted))
+
+
 def _inverse(call: Call) -> Iterator[Step]:
     matrix = call.tensor("A")
     rows, numel = matrix.shape[-1], math.prod(matrix.shape)
@@ -100,6 +118,7 @@ RULES: Mapping[str, Rule] = {
     "aten.linalg_solve_triangular": _triangular,
     "aten.cholesky_solve": _cholesky,
     "aten.linalg_inv_ex": _inverse,
+    "aten.lu_unpack": _factors,
     "aten._linalg_eigh": _eigen,
 }
 """The rules, by operator."""
