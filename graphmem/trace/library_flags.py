@@ -23,8 +23,11 @@ def note_flags(recorder: Recorder) -> None:
             "4 bytes",
             None,
         )
-    if not any(name.startswith("aten.convolution") for name in recorder.operators):
-        return
+    if any(name.startswith("aten.convolution") for name in recorder.operators):
+        _note_flags_of_convolutions(recorder)
+
+
+def _note_flags_of_convolutions(recorder: Recorder) -> None:
     if not torch.backends.cudnn.enabled:
         recorder.assume(
             "memory of convolutions without cuDNN",
