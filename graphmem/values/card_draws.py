@@ -57,14 +57,8 @@ class DeviceGenerators(Protocol):
         """The threads that are on a card at once."""
 
 
-class Draw(NamedTuple):
-    """What an operation draws for its result.
-
-    Attributes:
-        values: computes its values, of its dtype and shape.
-    """
-
-    values: Callable[[], torch.Tensor]
+Draw = Callable[[], torch.Tensor]
+"""Computes what an operation draws for its result, of its dtype and shape."""
 
 
 class CardDraws:
@@ -113,7 +107,7 @@ class CardDraws:
             with torch._C._DisableTorchDispatch(), torch.no_grad():
                 return make(turns, *state).to(dtype).reshape(shape)
 
-        return Draw(values)
+        return values
 
     def lose(self) -> None:
         """Know no offset any more."""

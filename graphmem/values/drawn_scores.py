@@ -55,7 +55,7 @@ class DrawnScores:
             return
 
         def compute() -> torch.UntypedStorage | None:
-            return None if draw is None else laid_out(draw.values(), nbytes, geometry)
+            return None if draw is None else laid_out(draw(), nbytes, geometry)
 
         self._held.postpone(target, RealMemory(nbytes, compute=compute), KNOWN)
 

@@ -303,7 +303,7 @@ class KnownValues(HeldValues):
     def _run(self, plan: ValuePlan, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation on real tensors; `_FAILED` if the CPU cannot."""
         if plan.is_random and self._draw is not None:
-            values = self._draw.values()
+            values = self._draw()
             with torch._C._DisableTorchDispatch():
                 return args[0].copy_(values) if plan.writes else values
         func = HOST_KERNELS.get(func, func)

@@ -66,7 +66,7 @@ class Turns(NamedTuple):
 
     def integers(self, seed: int, offset: int) -> torch.Tensor:
         """Integers of 32 bits, one for each element."""
-        return self._in_order(self._words(seed, offset)).flatten()[: self.numel]
+        return self._in_order(self._words(seed, offset))
 
     def uniform(self, seed: int, offset: int) -> torch.Tensor:
         """Numbers above 0 and up to 1 (`_curand_uniform`, curand_uniform.h)."""
@@ -76,7 +76,7 @@ class Turns(NamedTuple):
         """Normal numbers in pairs, a sine and a cosine (`_curand_box_muller`, curand_normal.h)."""
         first, second, third, fourth = self._words(seed, offset)
         made = (*_box_muller(first, second), *_box_muller(third, fourth))
-        return self._in_order(made).flatten()[: self.numel]
+        return self._in_order(made)
 
     def _words(self, seed: int, offset: int) -> tuple[torch.Tensor, ...]:
         """Four integers for each turn and thread."""
@@ -86,8 +86,8 @@ class Turns(NamedTuple):
         return _philox(seed, turns[:, None].expand(shape), threads.expand(shape))
 
     def _in_order(self, made: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Clause (3): a turn's first numbers, then its second ones, and so on."""
-        return torch.stack(made, 1)
+        """Clause (3): a turn's first numbers, then its second ones, and so on; one an element."""
+        return torch.stack(made, 1).flatten()[: self.numel]
 
 
 def _philox(seed: int, turns: torch.Tensor, threads: torch.Tensor) -> tuple[torch.Tensor, ...]:

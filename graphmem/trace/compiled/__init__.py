@@ -9,7 +9,7 @@ the compiled step; it runs on the virtual card unchanged, with kernels that do n
     dynamo          tells Dynamo about graphmem's stand-ins
     inductor        runs what Inductor runs on a card while it compiles, and what its wrapper calls
     kernels         Inductor's kernels, which do nothing
-    registers       counts a kernel's registers, if asked to, as Triton compiles it
+    registers       counts the registers of a kernel that Triton compiles
     reuse           takes what Inductor made of a graph in an earlier analysis from a cache
     origins         finds the operations, module and line a buffer comes from
     unknowns        answers what only a card knows about a compilation

@@ -27,9 +27,9 @@ from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.compiler_names import WHERE_MODES_ARE_LOOKED_FOR
 from graphmem.trace.compiled.savings import Savings
 from graphmem.trace.compiled.unwatched import Unwatched
+from graphmem.trace.proxies import is_own_fake
 from graphmem.virtual_device.cuda_api import FACTORIES
 from graphmem.virtual_device.device_properties import DeviceProperties
-from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.patching import (
     Replacement,
     original_of,
@@ -116,32 +116,29 @@ def _tensors_of_traces() -> Iterator[Replacement]:
     those that are not fake yet: parameters have static shapes then, and the others the symbols
     that Dynamo chose (`process_inputs`, torch/_functorch/_aot_autograd/frontend_utils.py).
     """
-    yield importlib.import_module(_FRONTEND), "FakeTensor", _FakeButTheCards
+    yield importlib.import_module(_FRONTEND), "FakeTensor", _OwnFake
     for name in WHERE_MODES_ARE_LOOKED_FOR:
         module = importlib.import_module(name)
-        yield module, "detect_fake_mode", _unless_the_cards(module.detect_fake_mode)
+        yield module, "detect_fake_mode", _of_the_trace(module.detect_fake_mode)
 
 
-def _unless_the_cards(detect: Callable[..., Any]) -> Callable[..., Any]:
+def _of_the_trace(detect: Callable[..., Any]) -> Callable[..., Any]:
     def detect_fake_mode(inputs: Any = None) -> Any:
         context = TracingContext.try_get()  # before torch 2.11, the inputs' modes had to agree
         if context is not None and context.fake_mode is not None:
             return context.fake_mode
-        return detect([each for each in tree_leaves(inputs) if not _is_on_card(each)])
+        leaves = tree_leaves(inputs)
+        return detect([x for x in leaves if not isinstance(x, FakeTensor) or is_own_fake(x)])
 
     return detect_fake_mode
 
 
-def _is_on_card(value: Any) -> bool:
-    return isinstance(value, FakeTensor) and isinstance(value.fake_mode, VirtualFakeMode)
-
-
-class _ButTheCards(type):
+class _IsOwnFake(type):
     def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, FakeTensor) and not _is_on_card(value)
+        return is_own_fake(value)
 
 
-class _FakeButTheCards(metaclass=_ButTheCards):
+class _OwnFake(metaclass=_IsOwnFake):
     """A fake tensor that the program or the compiler made."""
 
 

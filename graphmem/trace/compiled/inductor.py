@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphmem.compiled_code import CompiledCode
 from graphmem.trace.compiled.kernels import make_launchers, precompile_config, precompiling
 from graphmem.trace.compiled.padding import Product, product_of
-from graphmem.trace.compiled.registers import NotCompiledError, Usage, usage_of
+from graphmem.trace.compiled.registers import UNKNOWN, NotCompiledError, Usage, usage_of
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.device_memory import DeviceMemory
@@ -132,19 +132,18 @@ def _timing() -> Timing:
     return timing
 
 
-def _usage(unknowns: Unknowns) -> Callable[[Any, Any], Usage | None]:
+def _usage(unknowns: Unknowns) -> Callable[[Any, Any], Usage]:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     compile_config = CachingAutotuner._precompile_config
 
-    def usage(autotuner: Any, config: Any) -> Usage | None:
-        if not unknowns.counts_registers():
-            return None
-        try:
-            return usage_of(autotuner, config, compile_config)
-        except NotCompiledError as error:
-            unknowns.compiles_no_kernel(str(error))
-            return None
+    def usage(autotuner: Any, config: Any) -> Usage:
+        if unknowns.counts_registers():
+            try:
+                return usage_of(autotuner, config, compile_config)
+            except NotCompiledError as error:
+                unknowns.compiles_no_kernel(str(error))
+        return UNKNOWN
 
     return usage
 

@@ -11,25 +11,21 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from graphmem.trace.compiled.registers import Usage
+from graphmem.trace.compiled.registers import UNKNOWN, Usage
 
-_MOST = Usage(registers=255, spills=0)
+_MOST = Usage(registers=255)
 """Of a thread, on every card (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
 
 class Launcher:
-    """A kernel in one configuration, whose launch does nothing.
-
-    It is assumed to spill no registers unless that is known: a configuration that does is not timed
-    (`CachingAutotuner.bench`).
-    """
+    """A kernel in one configuration, whose launch does nothing."""
 
     n_regs = None
     shared = None
     store_cubin = False
     cache_hash = None
 
-    def __init__(self, config: Any, spills: int = 0) -> None:
+    def __init__(self, config: Any, spills: int) -> None:
         self.config = config
         self.n_spills = spills
 
@@ -40,17 +36,17 @@ class Launcher:
 class Compiled:
     """One configuration, compiled (`CompileResult`)."""
 
-    def __init__(self, config: Any, usage: Usage | None = None) -> None:
+    def __init__(self, config: Any, usage: Usage = UNKNOWN) -> None:
         self.config = config
-        self.kernel = SimpleNamespace(n_regs=usage and usage.registers)
-        self._spills = 0 if usage is None else usage.spills
+        self.kernel = SimpleNamespace(n_regs=usage.registers)
+        self._spills = usage.spills
 
     def make_launcher(self) -> Launcher:
         """A launcher, for which a card would load the kernel."""
         return Launcher(self.config, self._spills)
 
 
-def precompiling(usage: Callable[[Any, Any], Usage | None]) -> Callable[..., None]:
+def precompiling(usage: Callable[[Any, Any], Usage]) -> Callable[..., None]:
     """`CachingAutotuner.precompile`, in which every configuration compiles.
 
     A reduction that needs so many registers that a multiprocessor runs fewer threads than it could
@@ -60,7 +56,7 @@ def precompiling(usage: Callable[[Any, Any], Usage | None]) -> Callable[..., Non
     H100 timed kernels of torchao's compiled optimizers so (fixtures/cuda/scripts/optim_torchao).
 
     Args:
-        usage: counts the registers of a kernel in a configuration; None if that is unknown.
+        usage: counts the registers of a kernel in a configuration.
     """
 
     def precompile(autotuner: Any, *args: Any, **kwargs: Any) -> None:
@@ -71,7 +67,7 @@ def precompiling(usage: Callable[[Any, Any], Usage | None]) -> Callable[..., Non
     return precompile
 
 
-def _compile(autotuner: Any, usage: Callable[[Any], Usage | None]) -> None:
+def _compile(autotuner: Any, usage: Callable[[Any], Usage]) -> None:
     autotuner.compile_results = [Compiled(config, usage(config)) for config in autotuner.configs]
     make_launchers(autotuner)
     autotuner._dynamic_scale_rblock()

@@ -22,13 +22,17 @@ class Usage(NamedTuple):
     """What a thread needs.
 
     Attributes:
-        registers: how many.
+        registers: how many; None if that is unknown.
         spills: how many more are in memory, Triton's `n_spills`
             (`CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES` in words of 32 bits).
     """
 
-    registers: int
-    spills: int
+    registers: int | None = None
+    spills: int = 0
+
+
+UNKNOWN = Usage()
+"""None are assumed to spill: a configuration that does is not timed (`CachingAutotuner.bench`)."""
 
 
 class NotCompiledError(Exception):

@@ -1,6 +1,6 @@
 // The CUDA runtime, driver and cuBLAS of a card that computes nothing.
 //
-// Here are the functions that write a result; `build.py` makes one that returns a status for every
+// Here are the functions that write a result; `__init__.py` makes one that returns a status for every
 // other function that torch's libraries import. Prototypes have the parameters that are read or
 // written, and are those of NVIDIA's cuda_runtime_api.h, cuda.h and cublas_api.h; what a release
 // names or numbers in its own way is in properties.c.

@@ -1,4 +1,4 @@
-// What the card says about itself. The structures are those of the release's own header; build.py
+// What the card says about itself. The structures are those of the release's own header; __init__.py
 // defines the figures of one card of graphmem's list.
 
 #include <string.h>
