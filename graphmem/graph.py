@@ -4,7 +4,8 @@ Time is counted in *ticks*: every operation, allocation and change of ownership 
 so any two of them are ordered. A storage is alive from its birth until its last owner releases it;
 nothing else determines its death.
 
-This module depends on `nodes` alone: the tracer fills it, passes annotate it, simulators read it.
+This module depends on `nodes` and `op_states` alone: the tracer fills it, passes annotate it,
+simulators read it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from graphmem.nodes import Node, NodeList, fx_graph
+from graphmem.op_states import AutocastState, Determinism
 
 if TYPE_CHECKING:
     import torch.fx
@@ -251,17 +253,6 @@ class AutogradNode(msgspec.Struct, frozen=True, gc=False):
     source: Source | None
 
 
-class AutocastState(enum.StrEnum):
-    """How autocast was involved in an operation."""
-
-    OFF = "off"
-    """No region was open."""
-    ON = "on"
-    """A region was open."""
-    CAST = "cast"
-    """Autocast inserted the operation to cast an argument of the next one."""
-
-
 @dataclass(slots=True)
 class Op:
     """An ATen operation of the step graph.
@@ -280,6 +271,7 @@ class Op:
         outputs: the tensors returned, in order.
         births: storages that it allocated, in order of allocation.
         autocast: how autocast was involved.
+        determinism: what `torch.use_deterministic_algorithms` asked for.
     """
 
     index: int
@@ -294,6 +286,7 @@ class Op:
     outputs: tuple[TensorOut, ...]
     births: tuple[int, ...]
     autocast: AutocastState = AutocastState.OFF
+    determinism: Determinism = Determinism.NONE
 
 
 @dataclass(slots=True)

@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from graphmem.annotations import FULLEST_FORWARD
-from graphmem.graph import AutocastState, Op, OwnerKind, PhaseName, StepGraph, Storage
+from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage
 from graphmem.nodes import Node, Users
+from graphmem.op_states import AutocastState
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 from graphmem.units import format_bytes

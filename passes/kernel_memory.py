@@ -15,6 +15,7 @@ from itertools import chain
 
 from graphmem.graph import Assumption, Op, OwnerKind, StepGraph
 from graphmem.kernel_program import KernelMemory, Program, Scratch, thread_of
+from graphmem.op_states import Determinism
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 
@@ -26,10 +27,12 @@ from .kernels import (
     copies,
     ctc,
     detection,
+    deterministic,
     distance,
     elementwise,
     embedding,
     fft,
+    filling,
     flash_attention_3,
     foreach,
     gemm,
@@ -117,11 +120,11 @@ class KernelRules:
         """
         self._before = self._workspaces.copy()
         name = op.target.rpartition(".")[0]
-        rule = RULES.get(name)
+        rule = _rule_of(op, name)
         if rule is None or not (name in copies.RULES or _runs_on_device(op)):
             return None
         call = Call(op, self._runtime, thread, self._workspaces, self._notes)
-        program = _program(rule, call)
+        program = filling.filled(call, _program(rule, call))
         return None if program == tuple(call.outputs()) else program
 
     def take_blas_workspace(self, thread: str) -> Scratch | None:
@@ -166,6 +169,14 @@ def find_kernel_memory(
         if program is not None:
             programs[op.index] = program
     return KernelMemory(programs, rules.assumptions())
+
+
+def _rule_of(op: Op, name: str) -> Rule | None:
+    if op.determinism is not Determinism.NONE and name in deterministic.RULES:
+        return deterministic.RULES[name]
+    if op.determinism is Determinism.FILLED:
+        return RULES.get(name, Call.outputs)
+    return RULES.get(name)
 
 
 def _program(rule: Rule, call: Call) -> Program:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from graphmem.annotations import CHECKPOINTING, KERNEL_MEMORY, OUTPUT_REUSE
 from graphmem.errors import InputError
-from graphmem.graph import AutocastState, OwnerKind, StepGraph
+from graphmem.graph import OwnerKind, StepGraph
+from graphmem.op_states import AutocastState
 from graphmem.units import counted
 
 if TYPE_CHECKING:

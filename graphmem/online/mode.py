@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.trace.data_dependent import DataDependentMode
+from graphmem.trace.deterministic import DeterministicMode
 from graphmem.virtual_device.device_memory import DeviceMemory
 
 aten = torch.ops.aten
@@ -18,7 +18,7 @@ _WAITS = (aten._local_scalar_dense.default, aten.nonzero.default)
 Handler = Callable[[Any, Any, Any, dict[str, Any]], Any]
 
 
-class FollowedMode(DataDependentMode):
+class FollowedMode(DeterministicMode):
     """Records operations on the device, and refuses to wait for one that is captured."""
 
     def __init__(self, memory: DeviceMemory, *watchers: Any) -> None:

@@ -12,7 +12,6 @@ from graphmem.cycle_collector import Collection
 from graphmem.gpus import find_gpu
 from graphmem.graph import (
     Assumption,
-    AutocastState,
     AutogradNode,
     Mark,
     Op,
@@ -27,6 +26,7 @@ from graphmem.graph import (
     TensorOut,
 )
 from graphmem.nodes import Node, NodeList
+from graphmem.op_states import AutocastState, Determinism
 from graphmem.record import rows
 from graphmem.record.arguments import decoded
 from graphmem.record.observations import observed_of
@@ -165,6 +165,7 @@ class _Reader:
             outputs=tuple(map(self._tensor, row.outputs)),
             births=tuple(row.births),
             autocast=AutocastState(row.autocast),
+            determinism=Determinism(row.determinism),
         )
         _at(self._tables.phases, op.phase)
         if op.forward is not None:

@@ -16,7 +16,7 @@ from graphmem.module_calls import ModuleCall
 from graphmem.report.schema import MemoryInfo, OnCard
 
 FORMAT = "graphmem.step"
-VERSION = (1, 9)
+VERSION = (1, 10)
 """docs/record.md says what each minor version added."""
 
 
@@ -69,7 +69,7 @@ class TensorRow(Row):
 
 
 class OpRow(Row):
-    """One operation; `autocast` is a value of `AutocastState`."""
+    """One operation; `autocast` and `determinism` are values of enums in graphmem/op_states.py."""
 
     target: int
     tick: int
@@ -81,6 +81,7 @@ class OpRow(Row):
     outputs: list[TensorRow]
     births: list[int]
     autocast: str
+    determinism: str = "none"
 
 
 class NodeRow(Row):

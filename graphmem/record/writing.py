@@ -148,6 +148,7 @@ class _Writer:
             [tensor_row(each) for each in op.outputs],
             list(op.births),
             op.autocast,
+            op.determinism,
         )
 
     def _nodes(self) -> list[rows.NodeRow]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.amp.autocast_mode import autocast
 
-from graphmem.graph import AutocastState
+from graphmem.op_states import AutocastState
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Method, replaced
 

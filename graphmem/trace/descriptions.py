@@ -1,4 +1,4 @@
-"""The step graph's description of a tensor: shape, dtype, strides and storage."""
+"""The step graph's description of a tensor, shape, dtype, strides and storage, and of a switch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Storage, TensorOut
+from graphmem.op_states import Determinism
 
 DTYPE_NAMES = {
     dtype: str(dtype).removeprefix("torch.")
@@ -44,6 +45,14 @@ def described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
 def device_name(tensor: torch.Tensor) -> str:
     """The name of a tensor's device; `device` of a fake one would dispatch an operation."""
     return _name_of(tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device)
+
+
+def determinism() -> Determinism:
+    """What the program asks of the operation that runs (`torch.use_deterministic_algorithms`)."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return Determinism.NONE
+    fills = torch._C._get_deterministic_fill_uninitialized_memory()
+    return Determinism.FILLED if fills else Determinism.ALGORITHMS
 
 
 _name_of = cache(str)

@@ -13,16 +13,6 @@ from graphmem.trace.recorder import Recorder
 
 def note_flags(recorder: Recorder) -> None:
     """List each flag that is currently set as an assumption, with its bound."""
-    if torch.are_deterministic_algorithms_enabled():
-        recorder.assume(
-            "memory of deterministic algorithms",
-            "as without them",
-            "torch.use_deterministic_algorithms() takes other kernels: writes at indices sort, "
-            "five times 8 bytes an index; flash attention's gradient has a float32 copy of that of "
-            "the queries for each share of the multiprocessors; a recorded BERT, six blocks of "
-            "4 bytes",
-            None,
-        )
     if any(name.startswith("aten.convolution") for name in recorder.operators):
         _note_flags_of_convolutions(recorder)
 
@@ -37,12 +27,12 @@ def _note_flags_of_convolutions(recorder: Recorder) -> None:
             "(aten/src/ATen/native/cuda/ConvolutionMM2d.cu), and cuBLAS with its workspace",
             None,
         )
-    if torch.backends.cudnn.deterministic:
+    if torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
         recorder.assume(
             "workspace of cuDNN's deterministic plans",
             "as of others",
-            "torch.backends.cudnn.deterministic leaves out plans; the workspace of what is chosen "
-            "is bounded by what is left on the card",
+            "torch.backends.cudnn.deterministic and torch.use_deterministic_algorithms() leave out "
+            "plans; the workspace of what is chosen is bounded by what is left on the card",
             None,
         )
     if torch.backends.cudnn.benchmark:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Op, Owner, OwnerKind, Source, StepGraph, Storage, TensorOut
 from graphmem.trace.assumptions import Assumptions
-from graphmem.trace.descriptions import DTYPE_NAMES, described, device_name, sizes
+from graphmem.trace.descriptions import DTYPE_NAMES, described, determinism, device_name, sizes
 from graphmem.trace.node_writer import MadeBy, NodeWriter
 from graphmem.trace.phases import Phases
 from graphmem.trace.storage_refs import StorageRef, StorageRefs
@@ -31,9 +31,8 @@ _NO_IDENTITIES = (OwnerKind.VARIABLE, OwnerKind.SAVED_TENSOR)
 class Recorder:
     """Writes the step graph while the step runs.
 
-    A storage of fake memory (what torch holds) and a `Storage` of the graph (what the GPU would
-    hold) differ: a tensor that only autograd holds has no fake memory, and unpacking it creates new
-    fake memory. `_holders` counts the pieces of fake memory that stand for each storage.
+    Fake memory (what torch holds) and a `Storage` (what the GPU would hold) differ: what only
+    autograd holds has no fake memory, and unpacking makes new. `_holders` counts it by storage.
 
     Attributes:
         run: notified of changes, operations and communicators.
@@ -351,6 +350,7 @@ class Recorder:
             forward=forward,
             outputs=(),
             births=(),
+            determinism=determinism(),
         )
         node.call = op
         self.graph.ops.append(op)

@@ -40,7 +40,7 @@ from graphmem.trace.backward import Backward
 from graphmem.trace.compiled import eagerly
 from graphmem.trace.compiled.compilation import Compilation
 from graphmem.trace.compiled.unwatched import Unwatched
-from graphmem.trace.data_dependent import DataDependentMode
+from graphmem.trace.deterministic import DeterministicMode
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.host_tensors import share_with_fakes
 from graphmem.trace.in_place_forms import InPlaceForms
@@ -89,7 +89,7 @@ class Session:
         self,
         recorder: Recorder,
         *,
-        mode: Callable[..., DataDependentMode] = DataDependentMode,
+        mode: Callable[..., DeterministicMode] = DeterministicMode,
         compiles: bool = False,
         subclass_like: bool = False,
         tell: Callable[[str], None] = lambda line: None,

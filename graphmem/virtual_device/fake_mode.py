@@ -24,6 +24,7 @@ from graphmem.values.held import HeldValues
 from graphmem.virtual_device.class_losses import LOSSES, with_longs
 from graphmem.virtual_device.layouts import LAYOUTS, VIEWS, view_of
 from graphmem.virtual_device.missing_kernels import check_kernel
+from graphmem.virtual_device.nondeterministic import unasked
 from graphmem.virtual_device.operand_checks import check_operands
 from graphmem.virtual_device.operators import KERNELS
 from graphmem.virtual_device.subclasses import as_plain
@@ -161,7 +162,7 @@ class VirtualFakeMode(FakeTensorMode):
         """Run PyTorch's rule below its cache, and give results the strides of real kernels."""
         if func in VIEWS and args[0].layout is torch.strided:
             return super()._dispatch_impl(_AS_STRIDED, types, (args[0], *view_of(*args)), {})
-        with constructors.restored():
+        with constructors.restored(), unasked():
             result = super()._dispatch_impl(func, types, args, kwargs)
         lay_out = LAYOUTS.get(func)
         return result if lay_out is None else lay_out(func, result, args)

@@ -6,13 +6,14 @@
     dropout the state of the generator is allocated a second time (`mha_fwd`).
 (2) Flash, backward: incoming gradient and output are made contiguous in the kernel's order; then
     row sums and a float32 gradient of the queries are allocated, and with fewer heads of keys than
-    of queries a gradient of keys and values for each head of queries (`mha_bwd`).
+    of queries a gradient of keys and values for each head of queries (`mha_bwd`). Deterministic
+    algorithms have a float32 gradient for each share of the multiprocessors (`nsplits`).
 (3) Flash, sequences packed without padding: the forward pass splits nothing (`mha_varlen_fwd`);
     in the backward pass row sums and float32 gradient have 128 rows more for each sequence
     (`mha_varlen_bwd`).
 (4) Memory-efficient: see `efficient_attention`; cuDNN: see `cudnn_attention`.
 
-Not covered: deterministic flash; of packed sequences, one query each for several heads per key.
+Not covered: of packed sequences, one query each for several heads per key.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.op_states import Determinism
 
 from .attention_operands import is_sequence_first, operand
 from .call import Call, Rule, UnknownOperandError, during
 from .cudnn_attention import cudnn_backward, cudnn_forward
 from .efficient_attention import efficient_backward, efficient_forward
-from .layout import is_contiguous, item_bytes
+from .layout import ceil_div, is_contiguous, item_bytes
 from .reduction import contiguous_copy
 
 _FLOAT_BYTES = 4
@@ -108,7 +110,7 @@ def _flash_backward(call: Call) -> Iterator[Step]:
     rows = batch * -(-queries // _ROWS_BLOCK) * _ROWS_BLOCK
     keys = operand(call, "key")
     batch_keys = keys.shape[0] * keys.shape[2]
-    held = _gradients(call, rows, heads, width, (batch_keys, keys.shape[1]))
+    held = _gradients(call, batch, (rows, heads, width), (batch_keys, keys.shape[1]))
     yield from during(copies, (*call.outputs(), *during(held)))
 
 
@@ -123,18 +125,29 @@ def _packed_backward(call: Call) -> Iterator[Step]:
     total, heads, width = call.tensor("query").shape
     sequences = call.tensor("cum_seq_q").shape[0] - 1
     keys = call.tensor("key")
-    held = _gradients(call, total + _ROWS_BLOCK * sequences, heads, width, keys.shape[:2])
+    rows = total + _ROWS_BLOCK * sequences
+    held = _gradients(call, sequences, (rows, heads, width), keys.shape[:2])
     yield from during(copies, (*call.outputs(), *during(held)))
 
 
 def _gradients(
-    call: Call, rows: int, heads: int, width: int, keys: tuple[int, ...]
+    call: Call, batch: int, queries: tuple[int, int, int], keys: tuple[int, ...]
 ) -> list[Scratch]:
-    """What both backward passes allocate; `keys` are rows and heads of the keys."""
+    """What both backward passes allocate.
+
+    Args:
+        call: the backward pass.
+        batch: how many sequences there are.
+        queries: rows, heads and width of the queries.
+        keys: rows and heads of the keys.
+    """
+    rows, heads, width = queries
     floats = rows * heads * _FLOAT_BYTES
+    is_deterministic = call.op.determinism is not Determinism.NONE
+    shares = ceil_div(call.runtime.gpu.multiprocessors, batch * heads) if is_deterministic else 1
     held = [
         Scratch("row sums of output * gradient", floats),
-        Scratch("gradient of the queries in float32", floats * _rounded_width(width)),
+        Scratch("gradient of the queries in float32", shares * floats * _rounded_width(width)),
     ]
     key_rows, key_heads = keys
     if key_heads == heads:

@@ -5,7 +5,7 @@ aten/src/ATen/native/cuda/Im2Col.cu, Col2Im.cu; native/UnfoldBackward.cpp, Unfol
 (2) The result starts as large as the input. A larger result takes new memory and frees the first
     (`resize_`); a smaller one keeps it (`graphmem/virtual_device/operators/columns.py`).
 (3) Where windows overlap, the gradient is summed through a tensor of positions along the dimension
-    (`_make_unfold_backward_iter_over_grad_out`).
+    up to the last window's end (`_make_unfold_backward_iter_over_grad_out`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, Rule, during
+from .filling import fill
 from .layout import INDEX_BYTES, nbytes
 from .reduction import contiguous_copies
 
@@ -38,9 +39,11 @@ def _unfold_backward(call: Call) -> Iterator[Step]:
     """Clause (3)."""
     yield from call.outputs()
     sizes = call.value("input_sizes")
-    if sizes and call.value("step") < call.value("size"):
-        positions = sizes[call.value("dim")] * INDEX_BYTES
-        yield from during([Scratch("positions along the dimension", positions)])
+    step, size, dim = (call.value(name) for name in ("step", "size", "dim"))
+    if sizes and step < size:
+        end = min(sizes[dim], (call.tensor("grad_in").shape[dim] - 1) * step + size)
+        positions = Scratch("positions along the dimension", end * INDEX_BYTES)
+        yield from during([positions], fill(call, "int64"))
 
 
 RULES: Mapping[str, Rule] = {

@@ -44,6 +44,7 @@ from graphmem.torch_releases.differences import (
 from .call import Call, Rule, during
 from .cub import key_bits
 from .cub_scans import scan, scan_by_key, unique, unique_by_key
+from .filling import fill
 from .layout import (
     INDEX_BYTES,
     accumulate_bytes,
@@ -103,7 +104,8 @@ def _sort(call: Call, indices: TensorOut) -> Iterator[Step]:
     needed = EMBEDDINGS_SORT_BY_NEEDED_BITS.holds_in(call.runtime.release)
     bits = key_bits(call.value("num_weights")) if needed else 8 * size
     storage = storage_of_sort(call, numel(indices), size, size, bits)
-    yield from during([Scratch("positions", nbytes(indices)), storage])
+    positions = Scratch("positions", nbytes(indices))
+    yield from during([positions], [*fill(call, indices.dtype), *during([storage])])
 
 
 def _segments(call: Call, grad: TensorOut, indices: TensorOut, *, has_bags: bool) -> Iterator[Step]:

@@ -12,7 +12,8 @@ values. cs336med_train_ctx1024 and lm100_train show order and sizes.
 There a mask becomes positions, by `nonzero`, which die before the sort (`makeLinearIndex`;
 recording sft_dft of fixtures/cuda/public); elsewhere the trace makes the positions.
 
-Not covered: indices of non-adjacent dimensions; deterministic algorithms.
+`torch.use_deterministic_algorithms` has every write sort (`deterministic`). Not covered: indices of
+non-adjacent dimensions.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from graphmem.torch_releases.differences import INDICES_ARE_LOOKED_AT_ONCE
 
 from .call import Call, Rule, during
 from .cub import SORT_NOTE, key_bits, sort_pairs_bytes
+from .filling import fill
 from .layout import INDEX_BYTES, is_contiguous, item_bytes, nbytes, numel
 from .reduction import aminmax, contiguous_copies, flattened
 from .selection import nonzero
@@ -46,8 +48,8 @@ def _index(call: Call) -> Iterator[Step]:
 
 def _index_put(call: Call) -> Iterator[Step]:
     yield from call.outputs()
-    steps = _with_sort(call) if call.value("accumulate") else _overwriting(call)
-    yield from during(_value_from_host(call), steps)
+    steps = _sorting(call) if call.value("accumulate") else _overwriting(call)
+    yield from during(value_from_host(call), steps)
 
 
 def _overwriting(call: Call) -> Iterator[Step]:
@@ -55,7 +57,7 @@ def _overwriting(call: Call) -> Iterator[Step]:
     yield from map(Free, held)
 
 
-def _value_from_host(call: Call) -> list[Scratch]:
+def value_from_host(call: Call) -> list[Scratch]:
     """A scalar value, which `_index_put_impl_` copies to the card.
 
     aten/src/ATen/native/TensorAdvancedIndexing.cpp; `x[:, columns] = 0` took a byte of int8 on an
@@ -111,6 +113,12 @@ def _broadcast_strides(index: TensorOut, indices: list[TensorOut]) -> tuple[int,
     )
 
 
+def _broadcast(index: TensorOut, indices: list[TensorOut]) -> TensorOut:
+    shape = torch.broadcast_shapes(*(each.shape for each in indices))
+    strides = _broadcast_strides(index, indices)
+    return TensorOut(tuple(shape), index.dtype, index.storage, strides)
+
+
 def _is_on_host(index: TensorOut) -> bool:
     return index.storage is None and numel(index) > 0
 
@@ -119,67 +127,79 @@ def _count(indices: list[TensorOut]) -> int:
     return math.prod(torch.broadcast_shapes(*(index.shape for index in indices)))
 
 
-def _with_sort(call: Call) -> Iterator[Step]:
-    tensor, indices = call.tensor("self"), call.tensors("indices")
+def _sorting(call: Call) -> Iterator[Step]:
+    is_unsafe = call.value("unsafe") or call.op.autograd_node == _INDEX_BACKWARD
+    operands = call.tensor("self"), call.tensors("indices"), call.tensor("values")
+    return put_with_sort(call, *operands, is_checked=not is_unsafe)
+
+
+def put_with_sort(
+    call: Call,
+    tensor: TensorOut,
+    indices: list[TensorOut | None],
+    values: TensorOut,
+    *,
+    is_checked: bool = True,
+) -> Iterator[Step]:
+    """`index_put_with_sort_kernel`; `is_checked`: whether indices must be within their sizes."""
     copies = contiguous_copies(tensor, "self")
     yield from map(Take, copies)
     mask = next((index for index in indices if index is not None and index.dtype in _MASKS), None)
     positions = []
     if mask is not None:
-        indices = _at_positions(call, indices, mask)
+        indices = _at_positions(tensor, indices, values, mask)
         positions = [Scratch("positions", sum(nbytes(each) for each in indices if each))]
         yield from nonzero(call, mask, map(Take, positions))
     used = [index for index in indices if index is not None]
     count = _count(used)
     linear = Scratch("linear index", count * INDEX_BYTES)
-    if not (call.value("unsafe") or call.op.autograd_node == _INDEX_BACKWARD):
-        yield from _range_checks(call, used)
-    yield from _linear_index(linear, used, count)
+    yield from _linear_index(call, linear, used, count, is_checked=is_checked)
     yield from map(Free, positions)
-    yield from during(_value_copy(call, indices, count), _sort(call, tensor, indices, count))
+    copied = _value_copy(tensor, indices, values, count)
+    yield from during(copied, _sort(call, tensor, indices, count))
     yield Free(linear)
     yield from map(Free, copies)
 
 
 def _at_positions(
-    call: Call, indices: list[TensorOut | None], mask: TensorOut
+    tensor: TensorOut, indices: list[TensorOut | None], values: TensorOut, mask: TensorOut
 ) -> list[TensorOut | None]:
     """`expandTensors`: an index for each dimension of the mask, with an element for each value."""
     at, dims = indices.index(mask), len(mask.shape)
-    after = len(call.tensor("self").shape) - at - dims
-    others = call.tensor("self").shape[:at] + call.tensor("self").shape[at + dims :]
-    count = numel(call.tensor("values")) // max(1, math.prod(others))
+    after = len(tensor.shape) - at - dims
+    others = tensor.shape[:at] + tensor.shape[at + dims :]
+    count = numel(values) // max(1, math.prod(others))
     position = TensorOut((count,), "int64", mask.storage, (dims,))
     return [*indices[:at], *[position] * dims, *[None] * after]
 
 
-def _range_checks(call: Call, indices: list[TensorOut]) -> Iterator[Step]:
+def _range_check(call: Call, index: TensorOut) -> Iterator[Step]:
     """`wrapIndexOnce`: the largest and the smallest index, each compared with the size.
 
     From torch 2.13 on one kernel finds both, and both are held while they are compared.
     """
-    looks_once = INDICES_ARE_LOOKED_AT_ONCE.holds_in(call.runtime.release)
-    for index in indices:
-        if _is_on_host(index):
-            continue
-        if looks_once:
-            comparisons = [during([Scratch("comparison", 1)]) for _ in range(2)]
-            yield from aminmax(call, index, chain(*comparisons))
-            continue
-        for what in ("greatest", "least"):
-            held = [Scratch(f"{what} index", INDEX_BYTES), Scratch("comparison", 1)]
-            yield Take(held[0])
-            yield from flattened(call, index)
-            yield Take(held[1])
-            yield from map(Free, reversed(held))
+    if INDICES_ARE_LOOKED_AT_ONCE.holds_in(call.runtime.release):
+        comparisons = [during([Scratch("comparison", 1)]) for _ in range(2)]
+        yield from aminmax(call, index, chain(*comparisons))
+        return
+    for what in ("greatest", "least"):
+        held = [Scratch(f"{what} index", INDEX_BYTES), Scratch("comparison", 1)]
+        yield Take(held[0])
+        yield from flattened(call, index)
+        yield Take(held[1])
+        yield from map(Free, reversed(held))
 
 
-def _linear_index(linear: Scratch, indices: list[TensorOut], count: int) -> Iterator[Step]:
+def _linear_index(
+    call: Call, linear: Scratch, indices: list[TensorOut], count: int, *, is_checked: bool
+) -> Iterator[Step]:
     """`computeLinearIndex`: the first dimension's index becomes the sum of all.
 
     Indices on the host are wrapped and scaled there.
     """
     for dim, index in enumerate(indices):
+        if is_checked and not _is_on_host(index):
+            yield from _range_check(call, _broadcast(index, indices))
         wrapped = [] if _is_on_host(index) else [Scratch("wrapped index", count * INDEX_BYTES)]
         scaled = linear if not dim else Scratch("index of a dimension", count * INDEX_BYTES)
         yield from during(wrapped, [Take(scaled)])
@@ -187,10 +207,11 @@ def _linear_index(linear: Scratch, indices: list[TensorOut], count: int) -> Iter
             yield Free(scaled)
 
 
-def _value_copy(call: Call, indices: list[TensorOut | None], count: int) -> list[Scratch]:
+def _value_copy(
+    tensor: TensorOut, indices: list[TensorOut | None], values: TensorOut, count: int
+) -> list[Scratch]:
     """The copy of the values, made if they are broadcast or not contiguous."""
-    values, shape = call.tensor("values"), call.tensor("self").shape
-    elements = count * _unindexed(shape, indices)
+    elements = count * _unindexed(tensor.shape, indices)
     if numel(values) == elements and is_contiguous(values):
         return []
     return [Scratch("values for every index", elements * item_bytes(values.dtype))]
@@ -213,11 +234,13 @@ def _sort(
         call.leave_out("storage of CUB's sort", "0 bytes", SORT_NOTE)
     names = ("sorted indices", "positions before the sort", "positions")
     arrays = [Scratch(name, count * INDEX_BYTES) for name in names]
-    yield from during([*arrays, Scratch("storage of CUB's sort", storage or 0)])
+    sort = during([Scratch("storage of CUB's sort", storage or 0)])
+    yield from during(arrays, [*fill(call, "int64"), *sort])
 
 
 RULES: Mapping[str, Rule] = {
     "aten.index": _index,
+    "aten._unsafe_index": _index,
     "aten.index_put": _index_put,
     "aten.index_put_": _index_put,
     "aten._index_put_impl_": _index_put,

@@ -27,6 +27,7 @@ from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, Rule, during
+from .filling import fill
 from .iteration import loop_of
 from .layout import (
     INDEX_BYTES,
@@ -228,7 +229,9 @@ def logsumexp(
     maxima = Scratch("maxima", rows * size)
     yield Take(maxima)
     yield from reduced(call, tensor, dims, kernel_of=value_kernel, keepdim=True)
-    yield from during([Scratch("magnitudes of maxima", rows * size), Scratch("mask", rows)])
+    magnitudes = Scratch("magnitudes of maxima", rows * size)
+    mask = during([Scratch("mask", rows)])
+    yield from during([magnitudes], [*fill(call, tensor.dtype), *mask])
     exponentials = compact(tensor)
     with_exponentials = Scratch("exponentials", nbytes(exponentials))
     yield Take(with_exponentials)

@@ -17,18 +17,19 @@ from .layout import nbytes, numel
 def _scatter(call: Call) -> Iterator[Step]:
     yield from call.outputs()
     if call.value("reduce") == "mean":
-        ones, counts, mask = _counting(call, "src")
+        ones, counts, mask = counting(call, "src")
         yield from during([ones, counts], during([mask]))
 
 
 def _index(call: Call) -> Iterator[Step]:
     yield from call.outputs()
     if call.value("reduce") == "mean":
-        ones, counts, mask = _counting(call, "source")
+        ones, counts, mask = counting(call, "source")
         yield from during([counts], [*during([ones]), *during([mask])])
 
 
-def _counting(call: Call, source: str) -> tuple[Scratch, Scratch, Scratch]:
+def counting(call: Call, source: str) -> tuple[Scratch, Scratch, Scratch]:
+    """What a mean allocates to count numbers: ones, counts, and where there are none."""
     tensor = call.tensor("self")
     return (
         Scratch("ones to count with", nbytes(call.tensor(source))),

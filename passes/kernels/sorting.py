@@ -10,7 +10,9 @@ aten/src/ATen/native/cuda/Sort.cpp, SortStable.cu, ScanKernels.cpp, ScanUtils.cu
           keys; then both arrays by row;
       (c) more rows are sorted as segments, with all positions;
   (3) running sums convert their input to the result's dtype and make it contiguous; CUB handles a
-      single row.
+      single row, but sums by deterministic algorithms begin from those of blocks, one for each
+      multiprocessor at most (aten/src/ATen/cuda/cub.cuh, `inclusive_deterministic_scan`; sizes of
+      torch 2.13.0 on a pretended card).
 
 ATen/native/BucketizationUtils.h, `searchsorted_maybe_trim_input_tensors`:
   (4) a search makes values, boundaries and their order contiguous, then casts values and boundaries
@@ -19,23 +21,36 @@ ATen/native/BucketizationUtils.h, `searchsorted_maybe_trim_input_tensors`:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.op_states import Determinism
 
 from . import cub_scans
 from .call import Call, Rule, during
 from .cub import SORT_NOTE, segmented_sort_pairs_bytes, sort_pairs_bytes
-from .layout import INDEX_BYTES, INT32_MAX, is_contiguous, item_bytes, nbytes, numel
+from .filling import fill
+from .layout import (
+    INDEX_BYTES,
+    INT32_MAX,
+    ceil_div,
+    is_contiguous,
+    item_bytes,
+    nbytes,
+    numel,
+)
 from .reduction import compact, contiguous_copy
 
 _SORTED_IN_PLACE = 4096
 _SORTED_ROW_BY_ROW_FROM = 1_000_000
 _SORTED_EACH_FROM = 128
 _PAIR_BYTES = 8  # int2
+_SUMMING_THREADS = 512
+_SUMMED_BY_A_THREAD = (16, 8)  # numbers of up to four bytes, and larger ones
+_FLOAT_BYTES = 4
 
 
 def _sort(call: Call) -> Iterator[Step]:
@@ -43,7 +58,7 @@ def _sort(call: Call) -> Iterator[Step]:
     length = _length(call, tensor)
     yield from call.outputs()
     if length <= _SORTED_IN_PLACE:
-        yield from during([Scratch("positions", length * INDEX_BYTES)])
+        yield from _with_positions(call, length)
     else:
         copies = _copies_with_rows_side_by_side(call, tensor)
         yield from during(copies, _sort_by_cub(call, tensor, length))
@@ -79,7 +94,7 @@ def _sort_rows(call: Call, tensor: TensorOut, length: int, rows: int) -> Iterato
     """Clause (2a)."""
     storage = _storage(call, tensor, length)
     steps = [step for _ in range(rows) for step in during([storage])]
-    yield from during([Scratch("positions", length * INDEX_BYTES)], steps)
+    yield from _with_positions(call, length, steps)
 
 
 def _sort_at_once(call: Call, tensor: TensorOut, length: int, count: int) -> Iterator[Step]:
@@ -105,7 +120,13 @@ def sorted_rows(call: Call, tensor: TensorOut) -> Iterator[Step]:
     if length > _SORTED_IN_PLACE:
         yield from _sort_by_cub(call, tensor, length)
     else:
-        yield from during([Scratch("positions", length * INDEX_BYTES)])
+        yield from _with_positions(call, length)
+
+
+def _with_positions(call: Call, length: int, steps: Iterable[Step] = ()) -> Iterator[Step]:
+    """The positions in a row, made by `arange`, and what is done with them."""
+    positions = Scratch("positions", length * INDEX_BYTES)
+    yield from during([positions], [*fill(call, "int64"), *steps])
 
 
 def row(call: Call, count: int, dtype: str) -> Iterator[Step]:
@@ -149,8 +170,19 @@ def _running(call: Call) -> Iterator[Step]:
     if not is_contiguous(tensor):
         held.append(contiguous_copy(tensor))
     if tensor.shape and numel(tensor) and numel(tensor) == _length(call, tensor):
-        held.append(cub_scans.scan(call, numel(tensor), tensor.dtype))
+        held.append(_scan(call, tensor))
     yield from during(held)
+
+
+def _scan(call: Call, tensor: TensorOut) -> Scratch:
+    kind = getattr(torch, tensor.dtype)
+    is_exact = not (kind.is_floating_point or kind.is_complex)
+    if call.op.determinism is Determinism.NONE or is_exact or call.name != "aten.cumsum":
+        return cub_scans.scan(call, numel(tensor), tensor.dtype)
+    size = item_bytes(tensor.dtype)
+    items = _SUMMED_BY_A_THREAD[size > _FLOAT_BYTES] * _SUMMING_THREADS
+    blocks = min(ceil_div(numel(tensor), items), call.runtime.gpu.multiprocessors)
+    return Scratch("a block's sum", blocks * size)
 
 
 def _length(call: Call, tensor: TensorOut) -> int:

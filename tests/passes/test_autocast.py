@@ -13,7 +13,8 @@ from torch.testing._internal.autocast_test_lists import AutocastTestLists
 
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
-from graphmem.graph import AutocastState, StepGraph
+from graphmem.graph import StepGraph
+from graphmem.op_states import AutocastState
 from graphmem.passes.autocast import AutocastFindings
 from graphmem.passes.autocast_policies import NoHeaderError, Policy, policies
 from graphmem.pipeline import passes_for, run_passes

@@ -20,6 +20,7 @@ from graphmem.graph import (
     TensorOut,
 )
 from graphmem.kernel_program import Output, Program, Take
+from graphmem.op_states import Determinism
 from graphmem.passes.kernel_memory import find_kernel_memory
 from graphmem.runtime import Runtime
 
@@ -43,13 +44,14 @@ def tensor(
 
 
 class Calls:
-    """Successive operations on one card; `program` is the latest one's."""
+    """Successive operations on one card; `determinism` is what the next ones are asked for."""
 
     def __init__(
         self, gpu: str = "a100", version: str = "2.13", env: Mapping[str, str] | None = None
     ) -> None:
         self.runtime = Runtime(find_gpu(gpu), version, env or {})
         self.graph = StepGraph(device=DEVICE)
+        self.determinism = Determinism.NONE
         self.begin(PhaseName.FORWARD)
 
     def begin(self, phase: PhaseName) -> Calls:
@@ -73,6 +75,7 @@ class Calls:
             forward=None,
             outputs=(),
             births=(),
+            determinism=self.determinism,
         )
         self.graph.ops.append(op)
         results = result if isinstance(result, (tuple, list)) else [result]
