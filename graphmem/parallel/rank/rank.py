@@ -245,15 +245,22 @@ class Rank:
 
     def handed_over(self, gradient: Storage) -> int:
         """The event at which a complete gradient is handed to its parameter."""
-        return self._handed_over.get(gradient.id, self.traced.birth[gradient.id] + 1)
+        taken = self._taken.get(gradient.id)
+        birth = self.traced.birth[gradient.id]
+        return birth + 1 if taken is None else self.traced.event_after(taken.tick)
+
+    def taken_by(self, gradient: Storage) -> int:
+        """The index of the operation with which it is handed over, or -1."""
+        taken = self._taken.get(gradient.id)
+        return -1 if taken is None else taken.index
 
     @cached_property
-    def _handed_over(self) -> Mapping[int, int]:
-        """By gradient, that event: `AccumulateGrad` detaches it, or copies it to a new storage."""
-        taken = [op for op in self.graph.ops if op.autograd_node == _ACCUMULATE]
+    def _taken(self) -> Mapping[int, Op]:
+        """By gradient, the `AccumulateGrad` that detaches it, or copies it to a new storage."""
         return {
-            output.storage: self.traced.event_after(op.tick)
-            for op in taken
+            output.storage: op
+            for op in self.graph.ops
+            if op.autograd_node == _ACCUMULATE
             for output in op.outputs
             if output.storage is not None
         }

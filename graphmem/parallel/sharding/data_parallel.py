@@ -186,12 +186,8 @@ class DataParallel:
 
     def _add_ddp_buckets(self) -> None:
         trained = [each for each in self.parameters.values() if each.gradients]
-        ready = sorted(trained, key=lambda each: self.ready(each.gradients[0]))
-        sizes = [
-            (each.allocation.storage.dtype, each.allocation.nbytes)
-            for each in ready
-            if each.allocation.storage is not None
-        ]
+        ready = sorted(trained, key=self._turn)
+        sizes = [(each.gradient.dtype, each.allocation.nbytes) for each in ready]
         forwards = self._first_forwards()
         if not forwards:
             return
@@ -225,6 +221,10 @@ class DataParallel:
         """The moment when a finished gradient is handed to its parameter."""
         assert gradient.storage is not None
         return gradient.born[0], self._rank.handed_over(gradient.storage) - 0.5
+
+    def _turn(self, each: ParameterOnRank) -> tuple[RankMoment, int]:
+        """Its gradient's place in the order: nothing may live or die between two of them."""
+        return self.ready(each.gradients[0]), self._rank.taken_by(each.gradient)
 
     def _end_when_ready(self, gradients: Iterable[Allocation]) -> None:
         for gradient in gradients:
@@ -308,9 +308,9 @@ class DataParallel:
     def _buffers(self, born: RankMoment, dies: RankMoment | None) -> Iterator[Allocation]:
         """DeepSpeed's buffers of gradients, one for each type."""
         dtypes = {
-            each.gradients[0].storage.dtype: each.element_bytes
+            each.gradient.dtype: each.element_bytes
             for each in self.parameters.values()
-            if each.gradients and each.gradients[0].storage is not None
+            if each.gradients
         }
         for dtype, element in dtypes.items():
             what, nbytes = f"buffer of {dtype} gradients", REDUCE_BUCKET_ELEMENTS * element

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from graphmem.graph import Storage
 from graphmem.parallel.rank.allocations import Allocation
 
 FP32_BYTES = 4
@@ -40,6 +41,13 @@ class ParameterOnRank:
         """Bytes of one element of the traced parameter."""
         assert self.allocation.storage is not None
         return BYTES_OF.get(self.allocation.storage.dtype, FP32_BYTES)
+
+    @property
+    def gradient(self) -> Storage:
+        """The storage of its first gradient."""
+        storage = self.gradients[0].storage
+        assert storage is not None
+        return storage
 
     @property
     def numel(self) -> int:
