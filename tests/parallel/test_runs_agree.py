@@ -63,16 +63,16 @@ for _ in range(3):
 SHARDED = """
 import torch, torch.distributed as dist
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from model import Model, loss_of
-dist.init_process_group("nccl")
-with torch.device("meta"):
+dist.init_process_group("cpu:gloo,cuda:nccl")
+with torch.device("{made}"):
     model = Model()
 for i, block in enumerate(model.blocks):
     model.blocks[i] = {block}
     fully_shard(model.blocks[i], {options})
 fully_shard(model, {options})
-model.to_empty(device="cuda")
+{moved}
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(3):
     output = model(torch.randn(256, 512{inputs}).cuda())
@@ -106,6 +106,7 @@ def compare(
 
         found = plan["peak"], plan["reserved"]
         assert found == (run["peak"]["allocated"], run["ran"]["reserved"])
+        assert plan["host"]["pinned"] == run["host"]["pinned_requested"]
         ran = run["at_peak"]["by_category"]
         for category in ("parameter", "gradient", "optimizer_state", "communication", "workspace"):
             assert plan["at_peak"].get(category, 0) == ran[category], category
@@ -137,11 +138,16 @@ def test_ddp_is_planned_as_it_runs(
         (["--no-reshard"], {"options": "reshard_after_forward=False"}),
         (["--precision", "bf16-master"], {"options": BF16, "inputs": ", dtype=torch.bfloat16"}),
         (["--checkpoint", "blocks.*"], {"block": "checkpoint_wrapper(block)"}),
+        (
+            ["--offload", "optimizer,parameters"],
+            {"made": "cpu", "moved": "", "options": "offload_policy=CPUOffloadPolicy()"},
+        ),
     ],
 )
 def test_fsdp_plans_what_fully_shard_does(
     compare: Callable[..., None], planned: list[str], changes: dict[str, str]
 ) -> None:
-    usual = {"options": "", "inputs": "", "block": "block"}
+    moved = 'model.to_empty(device="cuda")'
+    usual = {"options": "", "inputs": "", "block": "block", "made": "meta", "moved": moved}
 
     compare(SHARDED.format(**usual | changes), "--fsdp", *planned)

@@ -372,7 +372,8 @@ class DataParallel:
         for allocation in kept:
             name = allocation.what if allocation.storage is None else self.parameter_of(allocation)
             is_gradient = Category.GRADIENT in (allocation.category, kind_of(allocation))
-            if not is_gradient or name not in self.parameters:  # DDP's buckets stay
+            is_bucket = self._layout.has_buckets and name not in self.parameters
+            if not is_gradient or is_bucket:  # DDP's buckets stay
                 continue
             if allocation.dies is None or self._lives_into_optimizer(allocation):
                 on_host[name] = max(on_host.get(name, 0), allocation.nbytes)

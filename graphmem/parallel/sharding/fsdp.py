@@ -8,13 +8,14 @@ Clauses:
   (1) a parameter is cut along its first dimension into `ceil(d0 / ranks)` rows; every rank's share
       is padded to that (`padded_sharded_param_size`);
   (2) gathering a unit takes one flat buffer for all its shares, before it a cast copy of the own
-      ones under a `MixedPrecisionPolicy`, then one tensor for each parameter (`foreach_all_gather`,
-      `foreach_all_gather_copy_out`). In the forward pass the flat buffer stays until the next unit
-      has been copied out (`AllGatherState`; `wait_for_unshard` holds it in a local variable until
-      it returns), the last one until the root's forward pass ends; in the backward pass it is freed
-      at once, and the next unit's is allocated before this unit's gradients are computed
-      (`_backward_prefetch`), the last block's when the gradient of the root's output is known, so
-      before that of a loss within the model;
+      ones under a `MixedPrecisionPolicy`, or a copy of each that the host has under a
+      `CPUOffloadPolicy` (`all_gather_inputs`), then one tensor for each parameter
+      (`foreach_all_gather`, `foreach_all_gather_copy_out`). In the forward pass the flat buffer
+      stays until the next unit has been copied out (`AllGatherState`; `wait_for_unshard` holds it
+      in a local variable until it returns), the last one until the root's forward pass ends; in the
+      backward pass it is freed at once, and the next unit's is allocated before this unit's
+      gradients are computed (`_backward_prefetch`), the last block's when the gradient of the
+      root's output is known, so before that of a loss within the model;
   (3) after its forward pass a unit's gathered parameters are freed, with `reshard_after_forward`;
       those of the root stay (`fully_shard`: "False for the root"); after the unit's backward pass
       they are always freed;
@@ -186,15 +187,15 @@ class _FullySharded:
         return unit.name == ROOT or not self._rank.layout.reshard_after_forward
 
     def _gathered(self, unit: Unit, born: RankMoment, dies: RankMoment) -> Iterator[Allocation]:
-        """The flat buffer in which a unit's shards are gathered, and their copy in bf16 (2)."""
+        """The flat buffer in which a unit's shards are gathered, and copies of them (2)."""
         whole, what = unit.gathered(), f"all-gather buffer of {unit.title}"
-        if self._wide:
-            share = sum(share_bytes(each) for each in unit.parameters)
-            copied = _later(born, 0.002)
-            yield Allocation(
-                share, born, copied, what, category=COMMUNICATION, stream=GATHER_STREAM
-            )
-            born = _later(born, 0.001)
+        shares = [share_bytes(each) for each in unit.parameters]
+        if "parameters" not in self._rank.layout.offload:
+            shares = [sum(shares)] if self._wide else []
+        for i, share in enumerate(shares):
+            freed = _later(born, 0.002 - i * 1e-6)  # a list frees its items from the end
+            yield Allocation(share, born, freed, what, category=COMMUNICATION, stream=GATHER_STREAM)
+        born = _later(born, 0.001) if shares else born
         yield Allocation(whole, born, dies, what, category=COMMUNICATION, stream=GATHER_STREAM)
 
     # Backward -----------------------------------------------------------------------------------
