@@ -67,17 +67,17 @@ class Lifetimes:
         is_last = micro == self._rank.layout.micro_batches - 1
         index = None if death is None else traced.phase_at(death)
         dies_in = None if index is None else traced.phases[index]
+        forward = traced.by_phase[born_in.step, PhaseName.FORWARD]
+        event: float = traced.phases[forward].start
         if dies_in is not None and index is not None and death is not None:
             if dies_in.step == born_in.step and dies_in.phase in WALKED:
                 return self._rank.moment(index, 0, micro, death)
             if is_last or storage.owned_as(OwnerKind.GRADIENT):
                 return self._rank.first_moment(death)
+            if dies_in.phase is PhaseName.FORWARD:
+                event = traced.same_place(death, index, forward)
         elif is_last or storage.owned_as(OwnerKind.GRADIENT):
             return None
-        forward = traced.by_phase[born_in.step, PhaseName.FORWARD]
-        event: float = traced.phases[forward].start
-        if dies_in is not None and death is not None and dies_in.phase is PhaseName.FORWARD:
-            event += death - dies_in.start
         return self._rank.moment(forward, 0, micro + 1, event)
 
     def _lifetime_on_stage(self, storage: Storage, chunk: int, micro: int) -> Lifetime | None:

@@ -81,6 +81,25 @@ class TracedPhases:
             index -= 1
         return index
 
+    def same_place(self, event: int, phase: int, other: int) -> float:
+        """Where a phase has what another one has at an event: between the same two operations.
+
+        Not after as many events: the first step's takes workspaces, later ones' free what an
+        earlier one left.
+        """
+        passed = bisect_left(self._ops[phase], self.events[event].tick, key=lambda op: op.tick)
+        if passed < len(self._ops[other]):
+            return self.event_of(self._ops[other][passed]) - 0.25
+        return self.phases[other].end - 0.25
+
+    @cached_property
+    def _ops(self) -> dict[int, list[Op]]:
+        """The operations of each phase."""
+        found: dict[int, list[Op]] = {i: [] for i in range(len(self.phases))}
+        for op in self.graph.ops:
+            found[op.phase].append(op)
+        return found
+
     @cached_property
     def models(self) -> dict[int, tuple[int, int]]:
         """By phase, the range of events in which the model runs, without a loss outside of it.

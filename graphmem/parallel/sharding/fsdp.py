@@ -27,7 +27,10 @@ Clauses:
       micro-batch's share is added to it and freed;
   (6) flat buffers to gather are of one stream, shares of gradients of another, and everything else
       of the main one (`FSDPCommContext.get_all_gather_streams`, `foreach_reduce`): a block that is
-      freed serves only its own stream.
+      freed serves only its own stream;
+  (7) a unit whose inputs need no gradient, such as the first block after frozen layers or of a
+      model without an embedding, has no hook behind it: it is reduced when the backward pass ends,
+      after the root (`_root_post_backward_final_callback`, in the order of `all_states`).
 
 DeepSpeed's ZeRO-3 gathers smaller units, within its own limits (`stage3_prefetch_bucket_size`,
 `stage3_max_live_parameters`); it is modelled by the same clauses, and the report says so.
@@ -201,7 +204,7 @@ class _FullySharded:
     # Backward -----------------------------------------------------------------------------------
 
     def _backward(self, slot: int) -> Iterator[Allocation]:
-        spans = self._spans(slot)
+        spans = self._one_by_one(slot)
         for i, (unit, begins, ends) in enumerate(spans):
             if not self._stays(unit, slot):
                 asked = _later(spans[i - 1][1], 0.1) if i and spans[i - 1][1] < begins else begins
@@ -213,6 +216,17 @@ class _FullySharded:
             is_last = i + 1 == len(spans)
             freed = _later(root_ends, 0.06) if is_last else _later(spans[i + 1][2], 0.01)
             yield from self._reduced(unit, ends, freed, slot)
+
+    def _one_by_one(self, slot: int) -> list[tuple[Unit, RankMoment, RankMoment]]:
+        """The units of a backward pass; those that end with it end after the root (clause 7)."""
+        spans = self._spans(slot)
+        end = max((ends for _, _, ends in spans), default=(slot, 0.0))
+        lasts = [unit.name for unit, _, ends in spans if ends == end]
+        places = {name: i for i, name in enumerate(sorted(lasts, key=lambda name: name != ROOT))}
+        return [
+            (unit, begins, _later(ends, 0.1 * places.get(unit.name, 0)))
+            for unit, begins, ends in spans
+        ]
 
     def _reduced(
         self, unit: Unit, ends: RankMoment, buffer_ends: RankMoment, slot: int
