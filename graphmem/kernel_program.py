@@ -81,6 +81,9 @@ class OnlineRules(Protocol):
     def program_of(self, op: Op, thread: str) -> Program | None:
         """The program of the process's next operation; None if it allocates only its outputs."""
 
+    def know_workspaces(self, graph: StepGraph) -> None:
+        """Register the workspaces that the program itself took before it needed them."""
+
     def take_blas_workspace(self, thread: str) -> Scratch | None:
         """Take the workspace of a thread's cuBLAS handle; None if there is none to take."""
 

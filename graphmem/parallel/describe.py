@@ -119,7 +119,7 @@ def _notes(layout: Layout, planner: Planner) -> Iterator[str]:
         "exact: the bytes and lifetimes of the traced step's storages, divided by the rules of "
         "docs/parallel.md, and the allocator's blocks for them"
     )
-    if layout.tensor * layout.context * layout.micro_batches > 1:
+    if layout.expert > 1:
         yield (
             "a model: the scratch memory of a kernel is divided like its result; real kernels "
             "choose theirs for the smaller shapes"

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import msgspec
 
-from graphmem.graph import OwnerKind, StepGraph, Storage
+from graphmem.graph import Op, OwnerKind, StepGraph, Storage
 from graphmem.kernel_program import Program
 from graphmem.layer_ranges import no_module, outermost
 from graphmem.parallel.axes.dimensions import Dimensions, find_dimensions
@@ -20,11 +20,12 @@ from graphmem.parallel.rank.blocks import Blocks, find_blocks
 from graphmem.parallel.rank.phases import TracedPhases
 from graphmem.parallel.rank.rank import Rank
 from graphmem.parallel.rank.schedule import in_flight
-from graphmem.parallel.rank.stages import Stages, divide
+from graphmem.parallel.rank.stages import Stages, chunks_of, divide
 from graphmem.parallel.rank.timeline import RankTimeline, replay
 from graphmem.parallel.schema import Traffic
 from graphmem.parallel.sharding.collectives import buffers
 from graphmem.parallel.sharding.data_parallel import DataParallel, HeldByRank, Host
+from graphmem.parallel.sharding.own_kernels import has_own_kernels_under, own_programs
 from graphmem.parallel.sharding.shard_sizes import ShardSizes
 from graphmem.parallel.sharding.traffic import traffic_of
 from graphmem.runtime import Runtime
@@ -134,8 +135,10 @@ class Planner:
 
     def hold(self, layout: Layout, stages: Stages, number: int) -> tuple[Rank, HeldByRank]:
         """Compute a rank's allocations under a layout."""
-        shares = ShardSizes(self.graph, self.dimensions, layout)
-        rank = Rank(self.traced, self.dimensions, layout, self.blocks, stages, number, self.units)
+        has_own_kernels = has_own_kernels_under(layout)
+        shares = ShardSizes(self.graph, self.dimensions, layout, has_own_kernels=has_own_kernels)
+        traced = self._own_trace(layout, stages, number, shares) if has_own_kernels else self.traced
+        rank = Rank(traced, self.dimensions, layout, self.blocks, stages, number, self.units)
         allocations = [
             *allocations_of(rank, shares.nbytes),
             *buffers(rank, self.dimensions, shares),
@@ -143,10 +146,23 @@ class Planner:
         shapes = self._shapes(shares)
         return rank, DataParallel(rank, allocations, shapes).apply()
 
+    def _own_trace(
+        self, layout: Layout, stages: Stages, number: int, shares: ShardSizes
+    ) -> TracedPhases:
+        """The trace with the scratch memory of a rank's own kernels."""
+        chunk_of_op = stages.of_op(self.blocks)
+        mine = chunks_of(layout, number)
+
+        def runs(op: Op) -> bool:
+            return chunk_of_op[op.index] in mine
+
+        programs = own_programs(self.graph, self.dimensions, shares, runs, self.runtime)
+        return TracedPhases(self.graph, programs)
+
     def _plan_rank(self, layout: Layout, stages: Stages, number: int) -> RankPlan:
         rank, held = self.hold(layout, stages, number)
         timeline = replay(rank, held.allocations, self.runtime.new_allocator(bounded=False))
-        traced = self.traced.phases[rank.slots[timeline.at[0]].traced]
+        traced = rank.traced.phases[rank.slots[timeline.at[0]].traced]
         return RankPlan(
             rank=number,
             blocks=sum(stages.sizes[number :: layout.pipeline]),

@@ -75,9 +75,10 @@ fully_shard(model, {options})
 {moved}
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(3):
-    output = model(torch.randn(256, 512{inputs}).cuda())
-    loss = loss_of(output)
-    loss.backward()
+    for _ in range({micro_batches}):
+        output = model(torch.randn(256 // {micro_batches}, 512{inputs}).cuda())
+        loss = loss_of(output)
+        loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -138,6 +139,7 @@ def test_ddp_is_planned_as_it_runs(
         (["--no-reshard"], {"options": "reshard_after_forward=False"}),
         (["--precision", "bf16-master"], {"options": BF16, "inputs": ", dtype=torch.bfloat16"}),
         (["--checkpoint", "blocks.*"], {"block": "checkpoint_wrapper(block)"}),
+        (["--micro-batches", "2"], {"micro_batches": 2}),
         (
             ["--offload", "optimizer,parameters"],
             {"made": "cpu", "moved": "", "options": "offload_policy=CPUOffloadPolicy()"},
@@ -145,9 +147,10 @@ def test_ddp_is_planned_as_it_runs(
     ],
 )
 def test_fsdp_plans_what_fully_shard_does(
-    compare: Callable[..., None], planned: list[str], changes: dict[str, str]
+    compare: Callable[..., None], planned: list[str], changes: dict[str, Any]
 ) -> None:
     moved = 'model.to_empty(device="cuda")'
     usual = {"options": "", "inputs": "", "block": "block", "made": "meta", "moved": moved}
+    usual["micro_batches"] = "1"
 
     compare(SHARDED.format(**usual | changes), "--fsdp", *planned)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
@@ -71,6 +71,7 @@ class Dimensions:
 
     Attributes:
         of_storage: by storage id, the axes of the first tensor that lived in it.
+        of_tensor: the axes of the tensors of these passes, by node and number of the result.
         batch, sequence: None if there is none.
         columns: the axes that tensor parallelism divides.
         meetings: the tensors that tensor-parallel ranks sum and gather.
@@ -91,6 +92,7 @@ class Dimensions:
     """
 
     of_storage: dict[int, Axes] = field(default_factory=dict)
+    of_tensor: dict[tuple[Node, int], Axes] = field(default_factory=dict)
     batch: Axis | None = None
     sequence: Axis | None = None
     columns: list[Column] = field(default_factory=list)
@@ -152,7 +154,7 @@ class _Finder:
         self._name_data_axes()
         self._choose_columns()
         self._find_experts()
-        return self._found
+        return replace(self._found, of_tensor=self._axes)
 
     def _at_home(self, storage_id: int) -> Axes:
         """The axes of the first tensor in a storage; gradients have their parameter's."""

@@ -65,7 +65,7 @@ def _allocations_of_storage(
         dies = None if death is None else rank.first_moment(death)
         yield Allocation(size, rank.first_moment(birth), dies, what, storage)
     elif _is_kept_workspace(storage):
-        born = rank.first_of_phase(born_in)
+        born = rank.first_turn(storage) or rank.first_of_phase(born_in)
         if born is not None:
             yield Allocation(size, born, None, what, storage)
     else:

@@ -22,7 +22,7 @@ from graphmem.parallel.layout import Layout
 from graphmem.parallel.rank.blocks import Blocks
 from graphmem.parallel.rank.phases import TracedPhases
 from graphmem.parallel.rank.schedule import Turn, turns
-from graphmem.parallel.rank.stages import Stages
+from graphmem.parallel.rank.stages import Stages, chunks_of
 
 RankMoment = tuple[int, float]
 """A slot of the rank, and an event of the trace in it; fractions are between events."""
@@ -79,7 +79,7 @@ class Rank:
         self._exchanges = dimensions.exchanges
         self.experts = dimensions.experts
         self.chunk_of_op = stages.of_op(blocks)
-        self.mine = range(rank, layout.pipeline * layout.interleave, layout.pipeline)
+        self.mine = chunks_of(layout, rank)
         self.is_whole = layout.pipeline == layout.micro_batches == 1
         if not self.is_whole:
             traced.check_one_micro_batch()
@@ -110,6 +110,14 @@ class Rank:
                 assert slot.turn is not None
                 return i, self.part(index, self._chunk(slot.turn))[0] - 0.25
         return None
+
+    def first_turn(self, storage: Storage) -> RankMoment | None:
+        """The moment when an operation of the rank first makes a storage, if one does."""
+        chunk = -1 if storage.op is None else self.chunk_of_op[storage.op]
+        if chunk not in self.mine:
+            return None
+        event = self.traced.birth[storage.id]
+        return self.moment(self.traced.phase_at(event), chunk, 0, event)
 
     def _chunk(self, turn: Turn) -> int:
         return self.mine[turn.chunk]

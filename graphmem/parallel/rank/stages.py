@@ -33,6 +33,11 @@ class Stages:
         return [self.of_block[block + 1] for block in blocks.of_op]
 
 
+def chunks_of(layout: Layout, rank: int) -> range:
+    """The chunks of a pipeline rank."""
+    return range(rank, layout.pipeline * layout.interleave, layout.pipeline)
+
+
 def divide(blocks: Blocks, weights: Sequence[int], layout: Layout) -> Stages:
     """Divide blocks into stages: as the layout says, else with the lightest heaviest stage.
 

@@ -22,7 +22,9 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from graphmem.graph import OwnerKind, StepGraph, Storage
+from msgspec import structs
+
+from graphmem.graph import OwnerKind, PhaseName, StepGraph, Storage, TensorOut
 from graphmem.kernel_program import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
 from graphmem.parallel.axes.attention import Part
 from graphmem.parallel.axes.axis import Axis
@@ -45,14 +47,28 @@ _NORM_STATISTICS = re.compile(r"aten\.(native_layer_norm|_fused_rms_norm)")
 class ShardSizes:
     """Computes one rank's share of each storage, before data-parallel sharding.
 
+    Args:
+        graph, dimensions: the trace and its axes.
+        layout: how it is split.
+        has_own_kernels: whether scratch memory of the forward and backward passes is already that
+            of the rank's own kernels (`own_kernels`).
+
     Raises:
         InputError: the layout is impossible; the hint names the nearest possible one.
     """
 
-    def __init__(self, graph: StepGraph, dimensions: Dimensions, layout: Layout) -> None:
+    def __init__(
+        self,
+        graph: StepGraph,
+        dimensions: Dimensions,
+        layout: Layout,
+        *,
+        has_own_kernels: bool = False,
+    ) -> None:
         self._graph = graph
         self._dimensions = dimensions
         self._layout = layout
+        self._has_own_kernels = has_own_kernels
         self._model_sizes = dict(_tensor_sizes(dimensions.columns, layout.tensor))
         self._data_sizes = {**self._model_sizes, **self._token_sizes()}
         self._model_sizes |= self._expert_sizes()
@@ -66,6 +82,14 @@ class ShardSizes:
         if storage.id not in self._dimensions.of_storage:
             return self._scratch(storage)
         return self._of_expert(storage, self._by_axes(storage))
+
+    def own(self, tensor: TensorOut, axes: tuple[Axis, ...]) -> TensorOut:
+        """The rank's share of a tensor, with strides that leave out as much as the traced ones."""
+        if len(axes) != len(tensor.shape) or len(tensor.stride) != len(tensor.shape):
+            return tensor
+        storage = None if tensor.storage is None else self._graph.storages[tensor.storage]
+        shape = self._local_shape(storage, axes)
+        return structs.replace(tensor, shape=shape, stride=_local_strides(tensor, shape))
 
     def part(self, part: Part) -> int:
         """Bytes of a tensor that is only a part of its storage."""
@@ -111,6 +135,8 @@ class ShardSizes:
         if storage.death is None or storage.op is None or is_fixed:
             return storage.nbytes
         op = self._graph.ops[storage.op]
+        if self._has_own_kernels and self._graph.phases[op.phase].name is not PhaseName.OPTIMIZER:
+            return storage.nbytes
         ids = (*op.births, *self._dimensions.reads.get(op.index, ()))
         if not ids:
             return storage.nbytes
@@ -162,23 +188,24 @@ class ShardSizes:
         whole = math.prod(axis.size for axis in axes)
         if not whole or not axes:
             return storage.nbytes
-        return -(-storage.nbytes * self._local_numel(storage, axes) // whole)
+        return -(-storage.nbytes * math.prod(self._local_shape(storage, axes)) // whole)
 
-    def _local_numel(self, storage: Storage, axes: tuple[Axis, ...]) -> int:
-        if self.belongs_to_model(storage):
-            return math.prod(axis.local_size(self._model_sizes) for axis in axes)
+    def _local_shape(self, storage: Storage | None, axes: tuple[Axis, ...]) -> tuple[int, ...]:
+        """The sizes of axes; without a storage, of data that are not on the device."""
+        if storage is not None and self.belongs_to_model(storage):
+            return tuple(axis.local_size(self._model_sizes) for axis in axes)
         sizes = dict(self._data_sizes)
-        if self._is_split_along_sequence(storage, axes):
-            sequence = self._dimensions.sequence
-            assert sequence is not None
+        sequence = self._dimensions.sequence
+        along = storage is not None and self._is_split_along_sequence(storage, axes)
+        if sequence is not None and along:
             sizes[sequence.root] = -(-sizes[sequence.root] // self._layout.tensor)
-        numel = 1
+        shape = []
         for axis in axes:
-            numel *= axis.local_size(sizes)
+            shape.append(axis.local_size(sizes))
             for atom in axis.atoms():  # clause (3)
-                if self._dimensions.sequence is not None and atom is self._dimensions.sequence.root:
+                if sequence is not None and atom is sequence.root:
                     sizes.pop(atom, None)
-        return numel
+        return tuple(shape)
 
     def _is_split_along_sequence(self, storage: Storage, axes: tuple[Axis, ...]) -> bool:
         """Clause (4)."""
@@ -213,6 +240,17 @@ class ShardSizes:
                 raise UnevenSequenceError(sequence.size, ways, nearest_divisor(sequence.size, ways))
             sizes[sequence.root] = sequence.size // layout.context
         return sizes
+
+
+def _local_strides(tensor: TensorOut, shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a smaller shape in the same order of dimensions, with the same gaps."""
+    strides = list(tensor.stride)
+    traced = local = 1
+    for i in sorted(range(len(shape)), key=lambda i: (tensor.stride[i], -i)):
+        if tensor.stride[i]:
+            strides[i] = max(1, tensor.stride[i] * local // traced)
+            traced, local = tensor.stride[i] * tensor.shape[i], strides[i] * shape[i]
+    return tuple(strides)
 
 
 def _tensor_sizes(columns: Sequence[Column], degree: int) -> Iterator[tuple[Axis, int]]:
