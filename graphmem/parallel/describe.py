@@ -135,7 +135,9 @@ def _notes(layout: Layout, planner: Planner) -> Iterator[str]:
         yield from _notes_on_experts(planner.dimensions)
     if layout.pipeline > 1:
         yield (
-            "a model: a stage frees what it sent when its pass ends, and receives when it begins"
+            "a model: a stage frees what it sent when its pass ends, and receives when it begins, "
+            "as Megatron-LM does; torch.distributed.pipelining also keeps a buffer for each "
+            "micro-batch that it receives, and the last stage's outputs until the next step"
         )
     if layout.ranks > 1:
         yield _NCCL
