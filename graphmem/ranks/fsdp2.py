@@ -105,7 +105,8 @@ def _resetting_once(recorder: Recorder) -> Call:
         module = parameter._module_info
         shard = getattr(module.module, module.param_name)._local_tensor
         padded, size = parameter._sharded_param_data, parameter.padded_sharded_param_size
-        if not looks or recorder.storage_of(shard) is not recorder.storage_of(padded):
+        held = recorder.storage_of(shard)  # none on the host, whose tensors PyTorch tells apart
+        if not looks or held is None or held is not recorder.storage_of(padded):
             reset(parameter)
             return
         parameter.padded_sharded_param_size = shard.size()

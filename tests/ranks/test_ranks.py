@@ -529,6 +529,25 @@ class TestWorlds:
 
         assert int(padded.stdout) == int(whole.stdout) > 0
 
+    def test_offloaded_shards_made_on_meta_are_those_given_memory_on_the_host(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """Neither the old ones nor the new ones are on the card, which does not make them equal."""
+        script = self.script(
+            tmp_path,
+            "from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard",
+            "dist.init_process_group('cpu:gloo,cuda:nccl')",
+            "with torch.device('meta'):",
+            "    model = torch.nn.Linear(64, 64)",
+            "fully_shard(model, offload_policy=CPUOffloadPolicy())",
+            "model.to_empty(device='cpu')",
+            "print(*model(torch.zeros(2, 64, device='cuda')).shape)",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert (done.exit_code, done.stdout) == (0, "2 64\n")
+
     def test_a_random_tensor_in_shards_has_the_memory_of_its_shard(
         self, run: Run, tmp_path: Path
     ) -> None:
