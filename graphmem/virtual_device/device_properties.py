@@ -34,7 +34,7 @@ _SHARED_MEMORY = MappingProxyType(
     }
 )
 
-_L2_CACHE_BYTES = MappingProxyType(
+L2_CACHE_BYTES = MappingProxyType(
     {
         "v100-16gb": 6 * _MIB,
         "v100-32gb": 6 * _MIB,
@@ -68,7 +68,7 @@ _NO_UUID = UUID(int=0)
 def largest_l2_cache(compute_capability: tuple[int, int]) -> int:
     """The bytes of the largest L2 cache of the listed cards of a compute capability."""
     return max(
-        _L2_CACHE_BYTES[gpu.name] for gpu in GPUS if gpu.compute_capability == compute_capability
+        L2_CACHE_BYTES[gpu.name] for gpu in GPUS if gpu.compute_capability == compute_capability
     )
 
 
@@ -93,8 +93,8 @@ class DeviceProperties:
         per_multiprocessor, per_block = _SHARED_MEMORY[gpu.compute_capability]
         self.shared_memory_per_multiprocessor = per_multiprocessor
         self.shared_memory_per_block_optin = per_block
-        if gpu.name in _L2_CACHE_BYTES:
-            self.L2_cache_size = _L2_CACHE_BYTES[gpu.name]
+        if gpu.name in L2_CACHE_BYTES:
+            self.L2_cache_size = L2_CACHE_BYTES[gpu.name]
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"graphmem's virtual GPU does not know {name!r} of a card")

@@ -24,7 +24,8 @@ def main() -> int:
     packages = _packages(options.python)
     with TemporaryDirectory() as name:
         driver = build_driver(Path(name), packages, find_gpu(options.gpu))
-        environment = {**os.environ, "LD_PRELOAD": str(driver), "LD_LIBRARY_PATH": name}
+        paths = dict.fromkeys(("LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH"), name)
+        environment = {**os.environ, **paths, "LD_PRELOAD": str(driver)}
         command = [options.python, *options.command]
         return subprocess.run(command, env=environment, check=False).returncode
 

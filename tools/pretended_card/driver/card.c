@@ -3,7 +3,7 @@
 // Here are the functions that write a result; `__init__.py` makes one that returns a status for every
 // other function that torch's libraries import. Prototypes have the parameters that are read or
 // written, and are those of NVIDIA's cuda_runtime_api.h, cuda.h and cublas_api.h; what a release
-// names or numbers in its own way is in properties.c.
+// names or numbers in its own way is in properties.c, what Triton's kernels need in triton.c.
 //
 // Memory of the card is address space that nobody may touch. Each segment lies above the last one,
 // so where freed segments are taken again is not judged. Pinned memory is memory.
@@ -217,9 +217,6 @@ EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) 
 }
 EXPORT int cuDevicePrimaryCtxRetain(void **context) { return new_handle(context); }
 EXPORT int cuCtxGetCurrent(void **context) { return new_handle(context); }
-EXPORT int cuModuleLoadData(void **module) { return new_handle(module); }
-EXPORT int cuModuleLoadDataEx(void **module) { return new_handle(module); }
-EXPORT int cuModuleGetFunction(void **function) { return new_handle(function); }
 EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *kernel, int threads) {
     return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads);
 }

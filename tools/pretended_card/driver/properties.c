@@ -31,7 +31,7 @@ EXPORT cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, in
     properties->sharedMemPerBlock = 48 << 10;
     properties->sharedMemPerBlockOptin = CARD_SHARED_BYTES;
     properties->sharedMemPerMultiprocessor = CARD_SHARED_BYTES + 1024;
-    properties->l2CacheSize = 40 << 20;
+    properties->l2CacheSize = CARD_L2_BYTES;
     properties->textureAlignment = 512;
     properties->maxBlocksPerMultiProcessor = 32;
     for (int axis = 0; axis < 3; axis++) {
