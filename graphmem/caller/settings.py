@@ -10,6 +10,8 @@ import torch
 import torch.nn.modules.module as module_hooks
 import torch.optim.optimizer as optimizer_hooks
 
+from graphmem.torch_releases import PRECISIONS_HAVE_NAMES, installed_release
+
 Setting = tuple[Callable[[], Any], Callable[[Any], object]]
 
 _DEVICE_TYPES = ("cpu", "cuda")
@@ -94,6 +96,8 @@ def _precisions() -> Iterator[Setting]:
     yield _unless_mixed(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
     for owner in (backends.cudnn, backends.cuda.matmul):
         yield _unless_mixed(*_attribute(owner, "allow_tf32"))
+    if not PRECISIONS_HAVE_NAMES.holds_in(installed_release()):
+        return
     for owner in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         yield _attribute(owner, "fp32_precision")
 

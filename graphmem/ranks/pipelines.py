@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem import constructors
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import STAGES_RELEASE_WHAT_THEY_SENT
+from graphmem.torch_releases.installed_build import STAGES_RELEASE_WHAT_THEY_SENT
 from graphmem.virtual_device.patching import Replacement
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from functools import cache
 
-from graphmem.torch_releases.differences import (
+from graphmem.torch_releases.differences import AUTOCAST_CASTS_RMS_NORM, Difference, Release
+from graphmem.torch_releases.installed_build import (
     ARGUMENTS_HOLD_GRADIENTS,
-    AUTOCAST_CASTS_RMS_NORM,
     COPIES_TO_DEVICES_KEPT_OFF,
     FUNCTION_APPLY_IS_BUILT_IN,
     INNER_NODES_ARE_DESTROYED,
     INTRUSIVE_NODES,
+    MODES_MAY_BE_COMPILED_UNDER,
+    MODES_TAKE_HIGHER_ORDER_OPERATORS,
     NO_OP_CUDA_GUARD,
     PACKED_TENSORS_CAN_BE_READ,
+    PRECISIONS_HAVE_NAMES,
     TIES_ARE_SPLIT,
     TRUNCATED_NORMALS_ARE_REDRAWN,
     UNUSED_INPUTS_ARE_COUNTED,
-    Difference,
-    Release,
 )
 from graphmem.torch_releases.release import parse_release
 
@@ -28,8 +29,11 @@ __all__ = [
     "FUNCTION_APPLY_IS_BUILT_IN",
     "INNER_NODES_ARE_DESTROYED",
     "INTRUSIVE_NODES",
+    "MODES_MAY_BE_COMPILED_UNDER",
+    "MODES_TAKE_HIGHER_ORDER_OPERATORS",
     "NO_OP_CUDA_GUARD",
     "PACKED_TENSORS_CAN_BE_READ",
+    "PRECISIONS_HAVE_NAMES",
     "TIES_ARE_SPLIT",
     "TRUNCATED_NORMALS_ARE_REDRAWN",
     "UNUSED_INPUTS_ARE_COUNTED",

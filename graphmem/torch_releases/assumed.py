@@ -6,12 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from graphmem.graph import Assumption
 from graphmem.torch_releases import installed_release, parse_release
-from graphmem.torch_releases.differences import (
-    ABOVE_THE_KERNELS,
-    NEWEST_TRIED,
-    Difference,
-    Release,
-)
+from graphmem.torch_releases.differences import NEWEST_TRIED, Difference, Release
+from graphmem.torch_releases.installed_build import ABOVE_THE_KERNELS
 from graphmem.torch_releases.release import written
 
 

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from graphmem.torch_releases.differences import OLDEST
 from graphmem.torch_releases.names import Names
 
 _COMPILED = "programs that use torch.compile"
 
+FRONTENDS = {
+    (2, 9): "torch._functorch._aot_autograd.frontend_utils",
+    OLDEST: "torch._functorch.aot_autograd",
+}
+"""The module with `process_inputs`, from some release on; the newest first."""
 WHERE_MODES_ARE_LOOKED_FOR = (
     "torch._guards",
     "torch._dynamo.utils",
     "torch._functorch.aot_autograd",
-    "torch._functorch._aot_autograd.frontend_utils",
     "torch._inductor.compile_fx",
     "torch._inductor.fx_passes.pre_grad",
     "torch._inductor.utils",
 )
-"""The modules that import `detect_fake_mode` by name."""
+"""The modules that import `detect_fake_mode` by name, besides the frontend."""
 
 COMPILER_NAMES = (
     Names("torch", "compile", "programs that call it", _COMPILED),
     Names("torch._C", "_get_dispatch_mode _TorchDispatchModeKey", "make_fx", "a program's make_fx"),
     Names("torch.utils._pytree", "tree_map_only", "a program's fake mode", "such programs"),
     Names("torch.export", "export", "the exporter's own operations", "torch.export"),
+    Names(
+        "torch._ops.HigherOrderOperator",
+        "dispatch",
+        "operators that call functions, under a mode",
+        "torch.cond and its kin",
+        before=(2, 9),
+    ),
     Names(
         "torch.utils._python_dispatch",
         "_disable_current_modes",
@@ -126,11 +138,9 @@ COMPILER_NAMES = (
     Names(
         "torch.utils._python_dispatch", "BaseTorchDispatchMode", "guards of real tensors", _COMPILED
     ),
-    Names(
-        "torch._functorch._aot_autograd.frontend_utils",
-        "FakeTensor",
-        "the compiler's inputs",
-        _COMPILED,
+    *(
+        Names(owner, "FakeTensor detect_fake_mode", "the compiler's inputs", _COMPILED, since=since)
+        for since, owner in FRONTENDS.items()
     ),
     *(
         Names(owner, "detect_fake_mode", "the mode of the compiler's trace", _COMPILED)
@@ -235,7 +245,13 @@ COMPILER_NAMES = (
         _COMPILED,
     ),
     Names("torch.cuda", "max_memory_allocated memory_allocated", "benchmarks", _COMPILED),
-    Names("torch.accelerator", "max_memory_allocated memory_allocated", "benchmarks", _COMPILED),
+    Names(
+        "torch.accelerator",
+        "max_memory_allocated memory_allocated",
+        "benchmarks",
+        _COMPILED,
+        since=(2, 9),
+    ),
     Names(
         "torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", "Triton kernels", _COMPILED
     ),

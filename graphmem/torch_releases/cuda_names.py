@@ -78,6 +78,7 @@ CUDA_NAMES = (
         "_accelerator_resetPeakStats _accelerator_resetAccumulatedStats",
         "memory queries through torch.accelerator",
         _PROGRAM,
+        since=(2, 9),
     ),
     Names(
         _C,

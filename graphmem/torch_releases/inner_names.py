@@ -107,7 +107,8 @@ INNER_NAMES = (
         _NO_TRACE,
     ),
     Names("torch.Tensor", "numpy tolist __dlpack__ _typed_storage", "weights on the host", "`run`"),
-    Names("torch._C", "_to_dlpack _to_dlpack_versioned _from_dlpack", "tensors by DLPack", "them"),
+    Names("torch._C", "_to_dlpack _from_dlpack", "tensors by DLPack", "them"),
+    Names("torch._C", "_to_dlpack_versioned", "tensors by DLPack", "them", since=(2, 9)),
     Names("torch", "to_dlpack", "tensors by DLPack", "them"),
     Names("torch.utils.dlpack", "to_dlpack", "tensors by DLPack", "them"),
     Names("torch.UntypedStorage", "_cdata", "telling storages apart", _NO_TRACE),
@@ -221,7 +222,7 @@ INNER_NAMES = (
     Names(
         "torch._C",
         "_get_deterministic_fill_uninitialized_memory _get_mkldnn_enabled _set_mkldnn_enabled "
-        "_set_deterministic_fill_uninitialized_memory",
+        "_set_deterministic_algorithms _set_deterministic_fill_uninitialized_memory",
         "restoring settings",
         "it",
     ),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import LDEXP_IS_A_KERNEL
+from graphmem.torch_releases.installed_build import LDEXP_IS_A_KERNEL
 
 aten = torch.ops.aten
 

@@ -18,13 +18,13 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import BackwardCFunction
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem import constructors
 from graphmem.caller import Belongings
 from graphmem.graph import Op, OwnerKind
 from graphmem.trace import overwritten, proxies
 from graphmem.trace.autocast import AutocastRegions
+from graphmem.trace.compilable import CompilableMode
 from graphmem.trace.composites import IN_PARTS, MARKED_VIEWS, is_pure, run_in_parts
 from graphmem.trace.higher_order import run_without_modes
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
@@ -83,7 +83,7 @@ class _Handlers(dict[Any, Callable[..., Any]]):
         return found
 
 
-class TraceMode(TorchDispatchMode):
+class TraceMode(CompilableMode):
     """Runs each operation on fake tensors and has it recorded.
 
     Attributes:
@@ -132,16 +132,6 @@ class TraceMode(TorchDispatchMode):
         self._handlers |= dict.fromkeys(_PROFILER, _run_unrecorded)
         if not on_cpu:
             self._handlers |= dict.fromkeys(IN_PARTS, self._run_in_parts)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Spare each operation a wrapper that only matters under `torch.compile`."""
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Whether the program may be compiled although this mode is on (`trace/compiled`)."""
-        return True
 
     @property
     def node(self) -> Any:

@@ -30,12 +30,10 @@ def replacements(fake_mode: FakeTensorMode) -> list[Replacement]:
     exported: dict[int, weakref.ref[torch.Tensor]] = {}  # by the capsules' identities
 
     def exporting(make: _Makes) -> _Makes:
-        def export(
-            tensor: torch.Tensor, *, dl_device: Any = None, copy: bool | None = None, **options: Any
-        ) -> Any:
+        def export(tensor: torch.Tensor, **options: Any) -> Any:
             if not isinstance(tensor, FakeTensor) or tensor.fake_mode is not fake_mode:
-                return make(tensor, dl_device=dl_device, copy=copy, **options)
-            moved = _moved(tensor, dl_device, copy)
+                return make(tensor, **options)
+            moved = _moved(tensor, options.pop("dl_device", None), options.pop("copy", None))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of an address that it has not
                 capsule = make(moved, **options)
@@ -60,6 +58,7 @@ def replacements(fake_mode: FakeTensorMode) -> list[Replacement]:
                 (torch.utils.dlpack, "to_dlpack"),
                 (torch, "to_dlpack"),
             )
+            if hasattr(owner, name)
         ),
         (torch._C, "_from_dlpack", take),
     ]

@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch._C import DispatchKey
 from torch._guards import active_fake_mode
+from torch._ops import HigherOrderOperator
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphmem.torch_releases import MODES_TAKE_HIGHER_ORDER_OPERATORS, installed_release
 from graphmem.virtual_device.patching import Replacement, replaced
 
 _MAKES_A_GRAPH = "_materialize_as_graph_inner"
@@ -37,7 +40,29 @@ def replacements(mode: TorchDispatchMode) -> list[Replacement]:
         is_compiling = active_fake_mode() is not None
         return all_but_the_card() if makes_a_graph and not is_compiling else disable()
 
-    return [(_python_dispatch, "_disable_current_modes", disable_current_modes)]
+    return [
+        (_python_dispatch, "_disable_current_modes", disable_current_modes),
+        *(
+            []
+            if MODES_TAKE_HIGHER_ORDER_OPERATORS.holds_in(installed_release())
+            else [(HigherOrderOperator, "dispatch", _taken_by(mode))]
+        ),
+    ]
+
+
+def _taken_by(mode: TorchDispatchMode) -> Callable[..., Any]:
+    """Let a mode take operators for which it has no rule of its own."""
+    dispatch = HigherOrderOperator.dispatch
+
+    def run(operator: HigherOrderOperator, key: Any, *args: Any, **kwargs: Any) -> Any:
+        rules = operator.python_key_table
+        if key == DispatchKey.Python and type(mode) not in rules:
+            rules[type(mode)] = lambda mode, *args, **kwargs: mode.__torch_dispatch__(
+                operator, (), args, kwargs
+            )
+        return dispatch(operator, key, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    return run
 
 
 def run_without_modes(kernel: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

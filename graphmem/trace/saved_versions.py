@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from graphmem import constructors
 from graphmem.frames import acts_for_the_program
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import (
+from graphmem.torch_releases.installed_build import (
     NAN_CHECKS_ARE_LEFT_OUT,
     VERSION_ERRORS_NAME_OPERATIONS,
 )

@@ -18,7 +18,7 @@ import torch
 
 from graphmem.graph import Storage
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import (
+from graphmem.torch_releases.installed_build import (
     STORAGES_DIE_WITH_THEIR_MEMORY,
     STORAGES_SURVIVE_COLLECTION,
 )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import CONVOLUTIONS_ASK_NO_DRIVER
+from graphmem.torch_releases.installed_build import CONVOLUTIONS_ASK_NO_DRIVER
 from graphmem.virtual_device.patching import Replacement
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -18,11 +18,7 @@ import torch
 import torch.cuda.graphs
 
 from graphmem.allocator import EVERYBODYS, PoolId
-from graphmem.torch_releases.differences import (
-    SEED_OF_EACH_CAPTURE,
-    SEED_WHEN_NEEDED,
-    Release,
-)
+from graphmem.torch_releases.differences import SEED_OF_EACH_CAPTURE, SEED_WHEN_NEEDED, Release
 from graphmem.values.held import HeldValues, Written
 from graphmem.virtual_device.device_memory import DEFAULT_STREAM, DeviceMemory
 from graphmem.virtual_device.live_run import GiveBack

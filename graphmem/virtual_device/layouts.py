@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem import constructors
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import NORMS_GRADIENTS_KEEP_THEIR_TYPE
+from graphmem.torch_releases.installed_build import NORMS_GRADIENTS_KEEP_THEIR_TYPE
 from graphmem.virtual_device.iterated import iterated_strides
 
 aten = torch.ops.aten

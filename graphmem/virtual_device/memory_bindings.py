@@ -17,7 +17,7 @@ from graphmem.allocator import EVERYBODYS, CachingAllocator, Statistics
 from graphmem.allocator.settings import host_limits
 from graphmem.allocator.statistics import POOLS
 from graphmem.torch_releases import Difference, installed_release
-from graphmem.torch_releases.differences import (
+from graphmem.torch_releases.installed_build import (
     OOM_REJECTIONS_ARE_COUNTED,
     PRIVATE_POOLS_ARE_COUNTED,
 )

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import ONE_HOT_LOOKS_ONCE
+from graphmem.torch_releases.installed_build import ONE_HOT_LOOKS_ONCE
 
 
 @contextmanager

@@ -32,7 +32,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.allocator import Stat
-from graphmem.torch_releases.differences import HOST_STATISTICS_ARE_RENAMED
+from graphmem.torch_releases.installed_build import HOST_STATISTICS_ARE_RENAMED
 from graphmem.virtual_device.patching import Replacement
 
 _TIMES = ("host_alloc_time", "host_free_time")

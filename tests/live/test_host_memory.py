@@ -14,7 +14,7 @@ import torch
 import graphmem
 from graphmem.live.gpu import VirtualGpu
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import HOST_STATISTICS_ARE_RENAMED
+from graphmem.torch_releases.installed_build import HOST_STATISTICS_ARE_RENAMED
 from tests.conftest import Outcome
 from tests.support.places import ROOT
 from tests.support.sizes import KIB, MIB

@@ -119,14 +119,14 @@ def test_an_older_torch_is_rejected_in_one_line_before_anything_is_patched(
         "import torch\ndef build():\n    return torch.nn.Linear(8, 8), torch.ones(8)\n"
     )
     before = {name: getattr(torch.Tensor, name) for name in ("to", "cuda", "data_ptr")}
-    pretending("2.8.0")
+    pretending("2.7.1")
 
     done = run_graphmem("analyze", f"{model}:build")
 
     assert done.exit_code == 2
     first, hint = done.stderr.splitlines()
     assert first == (
-        "error: torch 2.8.0 is too old: graphmem runs on 2.9 to 2.15, and on newer ones"
+        "error: torch 2.7.1 is too old: graphmem runs on 2.8 to 2.15, and on newer ones"
     )
     assert hint.startswith("hint: ")
     assert before == {name: getattr(torch.Tensor, name) for name in before}
@@ -177,6 +177,7 @@ def test_it_says_that_stages_of_a_pipeline_kept_more() -> None:
 # ---- what differs between releases ---------------------------------------------------------------
 
 
+@pytest.mark.skipif(installed_release() < (2, 9), reason="until 2.8 rms_norm is no operation")
 @pytest.mark.parametrize(
     ("release", "saved"),
     [

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import PRIVATE_POOLS_ARE_COUNTED
+from graphmem.torch_releases.installed_build import PRIVATE_POOLS_ARE_COUNTED
 from tests.conftest import Outcome
 from tests.support.places import ROOT
 

@@ -27,7 +27,7 @@ import graphmem
 from graphmem.gpus import find_gpu
 from graphmem.live.gpu import VirtualGpu
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import (
+from graphmem.torch_releases.installed_build import (
     HOST_STATISTICS_ARE_RENAMED,
     OOM_REJECTIONS_ARE_COUNTED,
 )

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from graphmem.frames import Origin, is_of_absent_package, origin_of
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.compiler_names import WHERE_MODES_ARE_LOOKED_FOR
+from graphmem.torch_releases.compiler_names import FRONTENDS, WHERE_MODES_ARE_LOOKED_FOR
 from graphmem.trace.compiled.savings import Savings
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.trace.proxies import is_own_fake
@@ -44,7 +44,6 @@ _WITH_FUNCTIONS = (
     *(functools.cached_property, functools.partial, functools._lru_cache_wrapper),
 )
 """Kinds of objects in which a module's functions may be."""
-_FRONTEND = "torch._functorch._aot_autograd.frontend_utils"
 _OF_STEPS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 _HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", *_FORWARD)
 
@@ -116,8 +115,9 @@ def _tensors_of_traces() -> Iterator[Replacement]:
     those that are not fake yet: parameters have static shapes then, and the others the symbols
     that Dynamo chose (`process_inputs`, torch/_functorch/_aot_autograd/frontend_utils.py).
     """
-    yield importlib.import_module(_FRONTEND), "FakeTensor", _OwnFake
-    for name in WHERE_MODES_ARE_LOOKED_FOR:
+    frontend = next(each for since, each in FRONTENDS.items() if since <= installed_release())
+    yield importlib.import_module(frontend), "FakeTensor", _OwnFake
+    for name in {*WHERE_MODES_ARE_LOOKED_FOR, frontend}:
         module = importlib.import_module(name)
         yield module, "detect_fake_mode", _of_the_trace(module.detect_fake_mode)
 

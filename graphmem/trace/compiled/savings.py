@@ -17,7 +17,7 @@ from graphmem.compiled_code import CompiledCode, CompiledGraph, GraphBreak
 from graphmem.frames import Origin, is_of_absent_package, origin_of, short_path
 from graphmem.graph import Source
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import FORWARD_NODES_ARE_TAGGED
+from graphmem.torch_releases.installed_build import FORWARD_NODES_ARE_TAGGED
 from graphmem.trace.compiled.unknowns import Unknowns
 
 _WANTED = "Call to `torch._dynamo.graph_break()`"
