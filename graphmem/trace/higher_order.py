@@ -40,14 +40,12 @@ def replacements(mode: TorchDispatchMode) -> list[Replacement]:
         is_compiling = active_fake_mode() is not None
         return all_but_the_card() if makes_a_graph and not is_compiling else disable()
 
-    return [
-        (_python_dispatch, "_disable_current_modes", disable_current_modes),
-        *(
-            []
-            if MODES_TAKE_HIGHER_ORDER_OPERATORS.holds_in(installed_release())
-            else [(HigherOrderOperator, "dispatch", _taken_by(mode))]
-        ),
+    replacements: list[Replacement] = [
+        (_python_dispatch, "_disable_current_modes", disable_current_modes)
     ]
+    if not MODES_TAKE_HIGHER_ORDER_OPERATORS.holds_in(installed_release()):
+        replacements.append((HigherOrderOperator, "dispatch", _taken_by(mode)))
+    return replacements
 
 
 def _taken_by(mode: TorchDispatchMode) -> Callable[..., Any]:

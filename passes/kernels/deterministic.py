@@ -1,6 +1,6 @@
-"""Writes at indices under `torch.use_deterministic_algorithms(True)`, which all sort their indices.
+"""Writes along a dimension under `torch.use_deterministic_algorithms(True)`: they sort indices.
 
-aten/src/ATen/native/TensorAdvancedIndexing.cpp, `_index_put_impl_`, `structured_index_copy_out`,
+aten/src/ATen/native/TensorAdvancedIndexing.cpp, `structured_index_copy_out`,
 `_scatter_via_index_put`; aten/src/ATen/native/cuda/Indexing.cu, `index_add_cuda_impl`. Those of
 torch 2.13.0 ran on a pretended card (docs/exactness.md).
 
@@ -11,7 +11,6 @@ unless its index is the same along all of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from itertools import chain
 
 from graphmem.graph import TensorOut
@@ -19,23 +18,12 @@ from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, Rule, during
 from .filling import fill
-from .indexing import RULES as UNSORTED
-from .indexing import put_with_sort, value_from_host
+from .indexing import put_with_sort
 from .layout import INDEX_BYTES, nbytes, numel
 from .reduction import compact
 from .scatter import counting
 
 Indices = list[TensorOut | None]
-
-
-def _index_put(call: Call) -> Iterator[Step]:
-    values = call.tensor("values")
-    if call.value("accumulate") or numel(values) <= 1:
-        yield from UNSORTED["aten.index_put"](call)
-        return
-    yield from call.outputs()
-    steps = put_with_sort(call, call.tensor("self"), call.tensors("indices"), values)
-    yield from during(value_from_host(call), steps)
 
 
 def _index_add(call: Call) -> Iterator[Step]:
@@ -61,14 +49,14 @@ def _dimension(call: Call) -> int:
     return int(call.value("dim")) % max(1, len(call.tensor("self").shape))
 
 
-def _scatter(call: Call, reduces: bool = False) -> Iterator[Step]:
+def _scatter(call: Call) -> Iterator[Step]:
     """Numbers, products and extrema are scattered as ever."""
     yield from call.outputs()
     source, reduction = call.optional("src"), call.value("reduce")
     sums = reduction in (None, "add", "sum", "mean")
     if source is not None and numel(call.tensor("index")) and sums:
         yield from _via_index_put(call, source)
-    if reduces and reduction == "mean":
+    if reduction == "mean":
         yield from _count_for_mean(call)
 
 
@@ -106,12 +94,9 @@ def _expanded(index: TensorOut, dim: int) -> TensorOut:
 
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("aten.index_put", "aten.index_put_", "aten._index_put_impl_"), _index_put),
     **dict.fromkeys(("aten.index_add", "aten.index_add_"), _index_add),
     **dict.fromkeys(("aten.index_copy", "aten.index_copy_"), _index_copy),
     **dict.fromkeys(("aten.scatter", "aten.scatter_"), _scatter),
     **dict.fromkeys(("aten.scatter_add", "aten.scatter_add_"), _scatter),
-    **dict.fromkeys(
-        ("aten.scatter_reduce", "aten.scatter_reduce_"), partial(_scatter, reduces=True)
-    ),
+    **dict.fromkeys(("aten.scatter_reduce", "aten.scatter_reduce_"), _scatter),
 }

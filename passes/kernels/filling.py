@@ -27,7 +27,7 @@ _RESIZED = frozenset(
         "logsumexp",
     )
 )
-"""Operators whose results are resized. The first of two of `var_mean` is, and so is the second."""
+"""Operators whose results are resized; of several, all."""
 
 
 def fill(call: Call, dtype: str) -> list[Step]:

@@ -12,7 +12,7 @@ values. cs336med_train_ctx1024 and lm100_train show order and sizes.
 There a mask becomes positions, by `nonzero`, which die before the sort (`makeLinearIndex`;
 recording sft_dft of fixtures/cuda/public); elsewhere the trace makes the positions.
 
-`torch.use_deterministic_algorithms` has every write sort (`deterministic`). Not covered: indices of
+`torch.use_deterministic_algorithms` has every write of several values sort. Not covered: indices of
 non-adjacent dimensions.
 """
 
@@ -26,14 +26,16 @@ import torch
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.op_states import Determinism
 from graphmem.torch_releases.differences import INDICES_ARE_LOOKED_AT_ONCE
 
 from .call import Call, Rule, during
-from .cub import SORT_NOTE, key_bits, sort_pairs_bytes
+from .cub import key_bits
 from .filling import fill
 from .layout import INDEX_BYTES, is_contiguous, item_bytes, nbytes, numel
 from .reduction import aminmax, contiguous_copies, flattened
 from .selection import nonzero
+from .sorting import storage_of_sort
 
 _MASKS = ("bool", "uint8")
 _INDEX_BACKWARD = "IndexBackward0"
@@ -48,8 +50,14 @@ def _index(call: Call) -> Iterator[Step]:
 
 def _index_put(call: Call) -> Iterator[Step]:
     yield from call.outputs()
-    steps = _sorting(call) if call.value("accumulate") else _overwriting(call)
-    yield from during(value_from_host(call), steps)
+    steps = _sorting(call) if _sorts(call) else _overwriting(call)
+    yield from during(_value_from_host(call), steps)
+
+
+def _sorts(call: Call) -> bool:
+    """Whether the order of writes matters (`_index_put_impl_`, TensorAdvancedIndexing.cpp)."""
+    is_asked = call.op.determinism is not Determinism.NONE
+    return bool(call.value("accumulate")) or (is_asked and numel(call.tensor("values")) > 1)
 
 
 def _overwriting(call: Call) -> Iterator[Step]:
@@ -57,7 +65,7 @@ def _overwriting(call: Call) -> Iterator[Step]:
     yield from map(Free, held)
 
 
-def value_from_host(call: Call) -> list[Scratch]:
+def _value_from_host(call: Call) -> list[Scratch]:
     """A scalar value, which `_index_put_impl_` copies to the card.
 
     aten/src/ATen/native/TensorAdvancedIndexing.cpp; `x[:, columns] = 0` took a byte of int8 on an
@@ -229,12 +237,9 @@ def _sort(
     last = max(i for i, index in enumerate(indices) if index is not None)
     slice_size = math.prod(tensor.shape[last + 1 :])
     bits = key_bits((numel(tensor) - 1) // slice_size if slice_size else 0)
-    storage = sort_pairs_bytes(count, INDEX_BYTES, INDEX_BYTES, bits, call.runtime.gpu)
-    if storage is None:
-        call.leave_out("storage of CUB's sort", "0 bytes", SORT_NOTE)
     names = ("sorted indices", "positions before the sort", "positions")
     arrays = [Scratch(name, count * INDEX_BYTES) for name in names]
-    sort = during([Scratch("storage of CUB's sort", storage or 0)])
+    sort = during([storage_of_sort(call, count, INDEX_BYTES, INDEX_BYTES, bits)])
     yield from during(arrays, [*fill(call, "int64"), *sort])
 
 

@@ -23,7 +23,7 @@ from graphmem.parallel.axes.axis import Axis
 from graphmem.parallel.axes.dimensions import Dimensions
 from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.rank.allocations import Allocation
-from graphmem.parallel.rank.rank import Rank, RankMoment
+from graphmem.parallel.rank.rank import WALKED, Rank, RankMoment
 from graphmem.parallel.rank.schedule import in_flight
 from graphmem.parallel.sharding.data_parallel import REDUCE_BUCKET_ELEMENTS, kind_of
 from graphmem.parallel.sharding.fsdp import ROOT
@@ -152,8 +152,8 @@ class StageEstimate:
         others = of_kind.get(None, [])
         passing = [replace(p, dies=_handed_over(rank, p)) for p in gradients]
         self._events = {
-            True: _events(rank, groups, [*others, *gradients], *_WALKED),
-            False: _events(rank, groups, [*others, *passing], *_WALKED),
+            True: _events(rank, groups, [*others, *gradients], *WALKED),
+            False: _events(rank, groups, [*others, *passing], *WALKED),
         }
         self._stepping = _events(rank, groups, others, PhaseName.OPTIMIZER)
         self._met = {
@@ -253,9 +253,6 @@ class StageEstimate:
         keys = int((nbytes[self._keys] * numel // of).sum()) * layout.context
         sent += 3 * layout.micro_batches * ring_gather(keys, layout.context)
         return sent + layout.micro_batches * int(nbytes[self._sent].sum())
-
-
-_WALKED = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
 
 def traffic_of_weights(layout: Layout, gathered: int, gradients: int, ranks: int) -> int:

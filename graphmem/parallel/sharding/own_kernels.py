@@ -21,16 +21,15 @@ from dataclasses import replace
 from typing import Any
 
 from graphmem.annotations import KERNEL_MEMORY
-from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
+from graphmem.graph import Op, StepGraph, TensorOut
 from graphmem.kernel_program import OnlineRules, Program, thread_of
 from graphmem.nodes import Node, tensor_of
 from graphmem.parallel.axes.dimensions import Dimensions
 from graphmem.parallel.layout import Layout
+from graphmem.parallel.rank.rank import WALKED
 from graphmem.parallel.sharding.shard_sizes import ShardSizes
 from graphmem.pipeline import online_pass
 from graphmem.runtime import Runtime
-
-_WALKED = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
 
 def has_own_kernels_under(layout: Layout) -> bool:
@@ -59,7 +58,7 @@ def own_programs(
     rules.know_workspaces(graph)
     found = {}
     for op in graph.ops:
-        is_walked = graph.phases[op.phase].name in _WALKED
+        is_walked = graph.phases[op.phase].name in WALKED
         if is_walked and not runs(op):
             continue
         own = _own_op(op, dimensions, shares) if is_walked else op

@@ -117,6 +117,11 @@ static int write_int(int *result, int value) {
     return SUCCESS;
 }
 
+static int write_zero(void *handle, int *result) {
+    (void)handle;
+    return write_int(result, 0);
+}
+
 EXPORT int cudaGetDeviceCount(int *count) { return write_int(count, 1); }
 EXPORT int cudaGetDevice(int *device) { return write_int(device, 0); }
 EXPORT int cudaDriverGetVersion(int *version) {
@@ -154,22 +159,10 @@ static int new_handle(void **handle) {
 EXPORT int cudaStreamCreate(void **stream) { return new_handle(stream); }
 EXPORT int cudaStreamCreateWithFlags(void **stream) { return new_handle(stream); }
 EXPORT int cudaStreamCreateWithPriority(void **stream) { return new_handle(stream); }
-EXPORT int cudaStreamGetPriority(void *stream, int *priority) {
-    (void)stream;
-    return write_int(priority, 0);
-}
-EXPORT int cudaStreamIsCapturing(void *stream, int *status) {
-    (void)stream;
-    return write_int(status, 0);
-}
-EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status) {
-    (void)stream;
-    return write_int(status, 0);
-}
-EXPORT int cudaStreamGetCaptureInfo_v2(void *stream, int *status) {
-    (void)stream;
-    return write_int(status, 0);
-}
+EXPORT int cudaStreamGetPriority(void *stream, int *priority) { return write_zero(stream, priority); }
+EXPORT int cudaStreamIsCapturing(void *stream, int *status) { return write_zero(stream, status); }
+EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status) { return write_zero(stream, status); }
+EXPORT int cudaStreamGetCaptureInfo_v2(void *stream, int *status) { return write_zero(stream, status); }
 EXPORT int cudaEventCreate(void **event) { return new_handle(event); }
 EXPORT int cudaEventCreateWithFlags(void **event) { return new_handle(event); }
 EXPORT int cudaEventElapsedTime(float *milliseconds) {
@@ -228,14 +221,8 @@ EXPORT int cuGetErrorString(int error, const char **text) {
 // cuBLAS -----------------------------------------------------------------------------------------
 
 EXPORT int cublasCreate_v2(void **handle) { return new_handle(handle); }
-EXPORT int cublasGetMathMode(void *handle, int *mode) {
-    (void)handle;
-    return write_int(mode, 0);
-}
-EXPORT int cublasGetPointerMode_v2(void *handle, int *mode) {
-    (void)handle;
-    return write_int(mode, 0);
-}
+EXPORT int cublasGetMathMode(void *handle, int *mode) { return write_zero(handle, mode); }
+EXPORT int cublasGetPointerMode_v2(void *handle, int *mode) { return write_zero(handle, mode); }
 EXPORT int cublasLtMatmulDescCreate(void **description) { return new_handle(description); }
 EXPORT int cublasLtMatmulPreferenceCreate(void **preference) { return new_handle(preference); }
 EXPORT int cublasLtMatrixLayoutCreate(void **layout) { return new_handle(layout); }
