@@ -11,8 +11,9 @@ simulators read it.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -253,14 +254,12 @@ class AutogradNode(msgspec.Struct, frozen=True, gc=False):
     source: Source | None
 
 
-@dataclass(slots=True)
-class Op:
+class Op(Node, gc=False, eq=False):
     """An ATen operation of the step graph.
 
     Attributes:
-        index: its position in `StepGraph.ops`.
-        node: its node; `node.call` refers back to this.
         target: the overload's name, such as `aten.addmm.default`.
+        index: its position in `StepGraph.ops`.
         tick: when it began.
         phase: index into `StepGraph.phases`.
         module: qualified name of the innermost module, "" at the top.
@@ -274,19 +273,25 @@ class Op:
         determinism: what `torch.use_deterministic_algorithms` asked for.
     """
 
-    index: int
-    node: Node
+    operator: Any
+    kwargs: Mapping[str, Any]
     target: str
+    index: int
     tick: int
     phase: int
-    module: str
-    source: Source | None
-    autograd_node: str | None
-    forward: int | None
-    outputs: tuple[TensorOut, ...]
-    births: tuple[int, ...]
+    module: str = ""
+    source: Source | None = None
+    autograd_node: str | None = None
+    forward: int | None = None
+    outputs: tuple[TensorOut, ...] = ()
+    births: tuple[int, ...] = ()
     autocast: AutocastState = AutocastState.OFF
     determinism: Determinism = Determinism.NONE
+
+    @property
+    def tensor(self) -> TensorOut | None:
+        """Its first result, for which it stands as an argument."""
+        return self.outputs[0] if self.outputs else None
 
 
 @dataclass(slots=True)

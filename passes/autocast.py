@@ -145,7 +145,7 @@ def _cast(op: Op, graph: StepGraph, users: Users) -> Cast:
     cached = storage.owned_as(OwnerKind.AUTOCAST_CACHE)
     return Cast(
         op=op.index,
-        users=tuple(dict.fromkeys(user.index for user in _users(op.node, graph, users))),
+        users=tuple(dict.fromkeys(user.index for user in _users(op, graph, users))),
         dtype=storage.dtype,
         storage=storage.id,
         nbytes=storage.nbytes,
@@ -157,7 +157,7 @@ def _cast(op: Op, graph: StepGraph, users: Users) -> Cast:
 def _users(node: Node, graph: StepGraph, users: Users) -> Iterator[Op]:
     """The forward operations that take a tensor or a view of it."""
     for user in users.get(node, ()):
-        op = user.call
+        op = user if isinstance(user, Op) else None
         if op is not None and graph.phases[op.phase].name is PhaseName.BACKWARD:
             continue
         if op is None or op.target.startswith(_VIEWS):

@@ -27,7 +27,7 @@ from itertools import islice
 from graphmem.annotations import FULLEST_FORWARD, SAVED_TENSORS
 from graphmem.graph import Op, StepGraph, TensorOut
 from graphmem.layer_ranges import fold, members
-from graphmem.nodes import Node, tensor_of
+from graphmem.nodes import Node
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 from graphmem.units import counted, format_bytes
@@ -161,7 +161,7 @@ def _inputs(ops: list[Op], indices: set[int]) -> set[int]:
     """The storages of tensors that were made outside the module."""
     found = set()
     for op in ops:
-        for node in op.node.all_input_nodes:
+        for node in op.all_input_nodes:
             tensor = _made_outside(node, indices)
             if tensor is not None and tensor.storage is not None:
                 found.add(tensor.storage)
@@ -169,10 +169,9 @@ def _inputs(ops: list[Op], indices: set[int]) -> set[int]:
 
 
 def _made_outside(node: Node, indices: set[int]) -> TensorOut | None:
-    made_by = node.call
-    makers = [each.call for each in node.all_input_nodes] if made_by is None else [made_by]
-    is_inside = any(op is not None and op.index in indices for op in makers)
-    return None if is_inside else tensor_of(node)
+    makers = [node] if isinstance(node, Op) else node.all_input_nodes
+    is_inside = any(isinstance(each, Op) and each.index in indices for each in makers)
+    return None if is_inside else node.tensor
 
 
 CHECKPOINTING = Pass(

@@ -19,7 +19,6 @@ frozen, as an activation between two frozen layers. Clauses, for the fullest for
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from dataclasses import dataclass
 from graphmem.annotations import FULLEST_FORWARD, SAVED_TENSORS
 from graphmem.graph import AutogradNode, Op, OwnerKind, StepGraph, TensorOut
 from graphmem.layer_ranges import fold, members
-from graphmem.nodes import Node, tensor_of
+from graphmem.nodes import Item, Node
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 from graphmem.units import format_bytes
@@ -120,20 +119,20 @@ def _with_gradients(graph: StepGraph, ops: list[Op]) -> Iterator[Op]:
     with_node = {node.op for node in graph.autograd_nodes}
     downstream = set[Node]()
     for op in ops:
-        inputs = [_made_by(each) for each in op.node.all_input_nodes]
+        inputs = [_made_by(each) for each in op.all_input_nodes]
         if op.index in with_node or any(n in downstream or _is_trained(graph, n) for n in inputs):
-            downstream.add(op.node)
-        if op.index in with_node or op.node not in downstream:
+            downstream.add(op)
+        if op.index in with_node or op not in downstream:
             yield op
 
 
 def _made_by(node: Node) -> Node:
     """The call that made one of several results; any other node itself."""
-    return node.args[0] if node.target is operator.getitem else node
+    return node.args[0] if isinstance(node, Item) else node
 
 
 def _is_trained(graph: StepGraph, node: Node) -> bool:
-    tensor = tensor_of(node)
+    tensor = node.tensor
     if tensor is None or tensor.storage is None:
         return False
     owner = graph.storages[tensor.storage].owned_as(OwnerKind.PARAMETER)
@@ -218,10 +217,10 @@ def _listed(fields: Iterable[str]) -> str:
 
 def _tensors_of(op: Op) -> Iterator[tuple[str, TensorOut]]:
     """An operation's arguments and results, by their names in its derivative formula."""
-    schema = op.node.target._schema
-    for argument, value in zip(schema.arguments, op.node.args, strict=False):
+    schema = op.operator._schema
+    for argument, value in zip(schema.arguments, op.args, strict=False):
         if isinstance(value, Node):
-            described = tensor_of(value)
+            described = value.tensor
             if described is not None:
                 yield argument.name, described
     for position, output in enumerate(op.outputs):

@@ -200,7 +200,7 @@ def _runs_on_device(op: Op) -> bool:
         return True
     if op.births and any(out.nonzeros is not None for out in op.outputs):
         return True  # a sparse tensor has two storages and names neither
-    made_of = [each.call for each in op.node.all_input_nodes if each.call is not None]
+    made_of = [each for each in op.all_input_nodes if isinstance(each, Op)]
     return not any(map(numel, op.outputs)) and any(
         out.storage is not None for made in made_of for out in made.outputs
     )

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
-from graphmem.graph import StepGraph
-from graphmem.nodes import Node
+from graphmem.graph import Op, StepGraph
+from graphmem.nodes import Input
 from graphmem.trace import TraceOptions, trace
 
 
@@ -33,20 +33,21 @@ def graph() -> StepGraph:
 
 def test_names_are_those_that_fx_gives(graph: StepGraph) -> None:
     named_by_fx = torch.fx.Graph()
-    for node in graph.nodes:
-        named_by_fx.create_node(node.op, node.target)
+    for node, name in graph.nodes.names().items():
+        kind = "placeholder" if isinstance(node, Input) else "call_function"
+        named_by_fx.create_node(kind, node.operator or name)
 
-    assert [node.name for node in graph.nodes] == [node.name for node in named_by_fx.nodes]
+    assert list(graph.nodes.names().values()) == names(named_by_fx.nodes)
 
 
 def test_inputs_and_users_are_those_that_fx_finds(graph: StepGraph) -> None:
-    theirs, users = graph.fx, graph.nodes.users()
+    theirs, named, users = graph.fx, graph.nodes.names(), graph.nodes.users()
     theirs.lint()
 
     for ours, node in zip(graph.nodes, theirs.nodes, strict=True):
-        assert names(ours.all_input_nodes) == names(node.all_input_nodes)
-        assert names(users.get(ours, ())) == names(node.users)
-        assert node.meta == ours.meta
+        assert [named[each] for each in ours.all_input_nodes] == names(node.all_input_nodes)
+        assert [named[each] for each in users.get(ours, ())] == names(node.users)
+        assert node.meta == ({"op": ours} if isinstance(ours, Op) else {"tensor": ours.tensor})
 
 
 def names(nodes: Any) -> list[str]:
@@ -55,9 +56,10 @@ def names(nodes: Any) -> list[str]:
 
 def test_nodes_in_lists_and_keyword_arguments_are_inputs(graph: StepGraph) -> None:
     first, second = list(graph.nodes)[:2]
-    node = Node("cat", 0, torch.ops.aten.cat.default, ([first, second, first],), {"dim": second})
+    func = torch.ops.aten.cat.default
+    op = Op(([first, second, first],), func, {"dim": second}, str(func), index=0, tick=0, phase=0)
 
-    assert node.all_input_nodes == [first, second]
+    assert op.all_input_nodes == [first, second]
 
 
 def test_a_further_operation_takes_less_than_a_node_of_fx_alone() -> None:

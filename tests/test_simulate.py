@@ -83,10 +83,10 @@ class TestPrograms:
 
     def graph(self) -> StepGraph:
         graph = graph_of(self.FIRST, self.SECOND)
-        node = graph.nodes.write(torch.ops.aten.sum.default, ())
+        func = torch.ops.aten.sum.default
         out = tuple(TensorOut((MIB,), "uint8", each.id) for each in graph.storages)
         graph.ops.append(
-            Op(0, node, "aten.sum.default", 1, 0, "", None, None, None, out, births=(0, 1))
+            Op((), func, {}, str(func), index=0, tick=1, phase=0, outputs=out, births=(0, 1))
         )
         return graph
 

@@ -19,7 +19,7 @@ from itertools import accumulate
 from math import prod
 
 from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
-from graphmem.nodes import Node, Users, tensor_of
+from graphmem.nodes import Node, Users
 
 _CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})
 _PRODUCTS = ("aten.bmm.", "aten.baddbmm.")
@@ -108,8 +108,8 @@ def last_forward(graph: StepGraph) -> list[Op]:
 
 def operand(op: Op, position: int) -> TensorOut | None:
     """The tensor argument of an operation at a position."""
-    node = op.node.args[position] if position < len(op.node.args) else None
-    return tensor_of(node) if isinstance(node, Node) else None
+    node = op.args[position] if position < len(op.args) else None
+    return node.tensor if isinstance(node, Node) else None
 
 
 def _attention(graph: StepGraph) -> Iterator[Attention]:
@@ -121,8 +121,8 @@ def _attention(graph: StepGraph) -> Iterator[Attention]:
                 yield Attention(op, (*queries.shape[:-1], keys.shape[-2]), fused=True)
         elif op.target.startswith(("aten._softmax", "aten._safe_softmax")):
             shape = op.outputs[0].shape
-            over_last = op.node.args[1] in (-1, len(shape) - 1)
-            if len(shape) in (3, 4) and over_last and _goes_into_product(op.node, users):
+            over_last = op.args[1] in (-1, len(shape) - 1)
+            if len(shape) in (3, 4) and over_last and _goes_into_product(op, users):
                 yield Attention(op, shape, fused=False)
 
 
@@ -131,7 +131,7 @@ def _goes_into_product(node: Node, users: Users) -> bool:
     seen, waiting = set[object](), [node]
     while waiting:
         each = waiting.pop()
-        op = each.call
+        op = each if isinstance(each, Op) else None
         if op is not None and op.target.startswith(_PRODUCTS):
             return True
         if each is node or op is None or op.target.startswith(_PASSING):

@@ -180,7 +180,7 @@ class Roles:
     def _is_normed(self, op: Op | None) -> bool:
         """Whether an operation belongs to a norm, or casts the result of one."""
         while op is not None and op.target.startswith(_CASTS) and not self._in_norm(op):
-            op = _made_by(op.node.args[0])
+            op = _made_by(op.args[0])
         return op is not None and (op.target.startswith(_NORM_OPERATORS) or self._in_norm(op))
 
     def _in_norm(self, op: Op | None) -> bool:
@@ -213,7 +213,7 @@ def _of_elementwise(name: str, field: str) -> SavedRole:
 def _made_by(node: object) -> Op | None:
     """The operation that made an argument, also if it is one of several results."""
     while isinstance(node, Node):
-        if node.call is not None:
-            return node.call
+        if isinstance(node, Op):
+            return node
         node = node.args[0] if node.args else None
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import astuple
 from itertools import chain, pairwise
@@ -129,33 +128,35 @@ class _Reader:
         """Read the operations, and write their nodes."""
         operators = [operator_named(each.name, each.schema) for each in self._tables.operators]
         nodes: list[Node] = []
-        names: set[str] = set()
-        of_op: dict[int, Node] = {}
+        ops: list[Op] = []
         for row in self._tables.nodes:
-            target: Any = operator.getitem
+            args = tuple(decoded(arg, nodes) for arg in row.args)
             if row.op is not None:
-                target = _at(operators, _at(self._tables.ops, row.op).target)
-            if row.name in names:
-                raise ValueError(f"two nodes named {row.name!r}")
-            names.add(row.name)
-            node = _new_node(written, row, target)
-            if node.op != "placeholder":
-                node.args = tuple(decoded(arg, nodes) for arg in row.args)
-                node.kwargs = {key: decoded(arg, nodes) for key, arg in row.kwargs.items()}
-            if row.tensor is not None:
-                node.tensor = self._tensor(row.tensor)
-            if row.op is not None and of_op.setdefault(row.op, node) is not node:
-                raise ValueError("two nodes of one operation")
+                if row.op != len(ops):
+                    raise ValueError("operations that are not in the order of their nodes")
+                op = self._op(row, args, operators, nodes)
+                written.append(op)
+                ops.append(op)
+                nodes.append(op)
+                continue
+            node = written.item(*_several(args)) if args else written.input()
+            node.tensor = None if row.tensor is None else self._tensor(row.tensor)
             nodes.append(node)
-        if len(of_op) != len(self._tables.ops):
+        if len(ops) != len(self._tables.ops):
             raise ValueError("an operation without a node")
-        return [self._op(i, row, of_op[i]) for i, row in enumerate(self._tables.ops)]
+        return ops
 
-    def _op(self, index: int, row: rows.OpRow, node: Node) -> Op:
+    def _op(
+        self, node: rows.NodeRow, args: tuple[Any, ...], operators: list[Any], nodes: list[Node]
+    ) -> Op:
+        index = node.op or 0
+        row = _at(self._tables.ops, index)
         op = Op(
-            index=index,
-            node=node,
+            args=args,
+            operator=_at(operators, row.target),
+            kwargs={key: decoded(arg, nodes) for key, arg in node.kwargs.items()},
             target=self._tables.operators[row.target].name,
+            index=index,
             tick=row.tick,
             phase=row.phase,
             module=self._name(row.module),
@@ -172,7 +173,6 @@ class _Reader:
             _at(self._tables.ops, op.forward)
         for born in op.births:
             _at(self._tables.storages, born)
-        node.call = op
         return op
 
     def _tensor(self, row: rows.TensorRow) -> TensorOut:
@@ -210,10 +210,11 @@ def _phase(row: rows.PhaseRow) -> Phase:
     )
 
 
-def _new_node(written: NodeList, row: rows.NodeRow, target: Any) -> Node:
-    if row.op is None and not row.args:
-        return written.input(row.name)
-    return written.write_named(row.name, target)
+def _several(args: tuple[Any, ...]) -> tuple[Node, int]:
+    match args:
+        case (Node() as several, int(position)):
+            return several, position
+    raise ValueError("a node that is neither an input, an operation nor one of several results")
 
 
 def _at(items: Sequence[Item], index: int) -> Item:

@@ -138,7 +138,7 @@ class _Writer:
 
     def _op(self, op: Op) -> rows.OpRow:
         return rows.OpRow(
-            self._operators((op.target, schema_of(op.node.target))),
+            self._operators((op.target, schema_of(op.operator))),
             op.tick,
             op.phase,
             self._names(op.module),
@@ -153,16 +153,16 @@ class _Writer:
 
     def _nodes(self) -> list[rows.NodeRow]:
         position: dict[Node, int] = {node: index for index, node in enumerate(self._graph.nodes)}
-        return [self._node(node, position) for node in position]
+        return [self._node(*named, position) for named in self._graph.nodes.names().items()]
 
-    def _node(self, node: Node, position: dict[Node, int]) -> rows.NodeRow:
-        op = node.call
+    def _node(self, node: Node, name: str, position: dict[Node, int]) -> rows.NodeRow:
+        op = node if isinstance(node, Op) else None
         return rows.NodeRow(
-            node.name,
+            name,
             None if op is None else op.index,
-            [] if node.op == "placeholder" else [encoded(arg, position) for arg in node.args],
+            [encoded(arg, position) for arg in node.args],
             {key: encoded(arg, position) for key, arg in node.kwargs.items()},
-            None if node.tensor is None else tensor_row(node.tensor),
+            None if op is not None or node.tensor is None else tensor_row(node.tensor),
         )
 
     def _autograd(self, node: AutogradNode) -> rows.AutogradRow:

@@ -161,7 +161,8 @@ def _operation_at(analysis: Analysis, around: str) -> int | None:
     if around.isdecimal():
         return int(around)
     name = around.removeprefix("%")
-    return next((op.index for op in analysis.graph.ops if op.node.name == name), None)
+    named = analysis.graph.nodes.names().items()
+    return next((op.index for op, each in named if isinstance(op, Op) and each == name), None)
 
 
 def _groups(analysis: Analysis, view: View, chosen: Sequence[Op]) -> dict[int, OpGroup]:

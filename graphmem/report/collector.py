@@ -30,7 +30,6 @@ from graphmem.cycle_collector import collection_at, freed_by_chance
 from graphmem.events import Death, Event
 from graphmem.graph import OwnerKind, StepGraph, Storage
 from graphmem.kernel_program import tick_of
-from graphmem.nodes import tensor_of
 from graphmem.report.collector_info import CollectorInfo, HighestBytes
 from graphmem.report.schema import Report
 from graphmem.runtime import Runtime
@@ -125,11 +124,8 @@ def _earliest(graph: StepGraph) -> Deaths:
         others = [end for end in ends if collection_at(end, graph.collections) is None]
         if None not in others and len(others) < len(ends):
             found[storage.id] = max([storage.birth, *filter(None, others)])
-    for node in graph.nodes:
-        op = node.call
-        if op is None:
-            continue
-        tensors = (*op.outputs, *map(tensor_of, node.all_input_nodes))
+    for op in graph.ops:
+        tensors = (*op.outputs, *(node.tensor for node in op.all_input_nodes))
         used = {each.storage for each in tensors if each is not None} | set(op.births)
         for number in found.keys() & used:
             found[number] = max(found[number], tick_of(op, graph))

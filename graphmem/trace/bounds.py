@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from graphmem.nodes import Node, argument_of
+from graphmem.nodes import Node
 
 aten = torch.ops.aten
 
@@ -27,10 +27,10 @@ def within_bounds(number: float, made_by: Any) -> float:
         made_by: the node that made it.
     """
     node = made_by
-    while isinstance(node, Node) and node.target in _KEEP_NUMBERS:
+    while isinstance(node, Node) and node.operator in _KEEP_NUMBERS:
         node = node.args[0]
-    if not isinstance(node, Node) or node.target not in _CLAMPS:
+    if not isinstance(node, Node) or node.operator not in _CLAMPS:
         return number
-    least, most = argument_of(node, "min"), argument_of(node, "max")
+    least, most = node.argument("min"), node.argument("max")
     number = number if least is None else max(number, least)
     return number if most is None else min(number, most)

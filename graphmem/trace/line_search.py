@@ -80,8 +80,10 @@ class LineSearches:
         )
         compared: Any = maker.args[0]
         threshold: Any = maker.args[1]
-        if maker.target is aten.gt.Scalar:  # `ys > 1e-10`, and `gtd > -tolerance_change`
+        if maker.operator is aten.gt.Scalar:  # `ys > 1e-10`, and `gtd > -tolerance_change`
             return bool(threshold > 0)
-        if maker.target is aten.lt.Scalar:  # `min(1.0, 1.0 / sum)`, and `f_new > f + c1 * t * gtd`
-            return isinstance(compared, Node) and compared.target is aten.mul.Tensor
-        return maker.target is aten.le.Tensor
+        if (
+            maker.operator is aten.lt.Scalar
+        ):  # `min(1.0, 1.0 / sum)`, and `f_new > f + c1 * t * gtd`
+            return isinstance(compared, Node) and compared.operator is aten.mul.Tensor
+        return maker.operator is aten.le.Tensor

@@ -8,8 +8,7 @@ these nodes describe their tensor.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from graphmem.graph import TensorOut
-from graphmem.nodes import Node, NodeList
+from graphmem.nodes import NO_KEYWORDS, Node, NodeList
 from graphmem.virtual_device.notes import NOTHING, Note
 
 MadeBy = Node | tuple[Node, int]
@@ -39,12 +38,11 @@ class NodeWriter:
         self._describe = describe
         self._makers = WeakIdKeyDictionary()  # of tensors of other classes
 
-    def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-        """Append a call of `func`."""
-        arguments = self._to_nodes(args)
-        if kwargs:
-            return self._nodes.write(func, arguments, self._to_nodes(kwargs))
-        return self._nodes.write(func, arguments)
+    def arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """An operation's arguments, with nodes in place of tensors."""
+        return self._to_nodes(args), self._to_nodes(kwargs) if kwargs else NO_KEYWORDS
 
     def results(self, node: Node, result: Any) -> Iterator[tuple[torch.Tensor, MadeBy]]:
         """The tensors that an operation returned, each with what made it."""
@@ -55,7 +53,7 @@ class NodeWriter:
                 if isinstance(item, torch.Tensor):
                     yield item, (node, position)
                 elif isinstance(item, (tuple, list)):  # the weights' gradients of a cuDNN layer
-                    several = self.item(node, position)
+                    several = self._nodes.item(node, position)
                     yield from ((tensor, (several, number)) for number, tensor in enumerate(item))
 
     def maker_of(self, tensor: torch.Tensor) -> MadeBy:
@@ -92,11 +90,7 @@ class NodeWriter:
         made_by = self._remembered(tensor)
         if isinstance(made_by, Node):
             return made_by
-        node = self._nodes.input() if made_by is None else self.item(*made_by)
+        node = self._nodes.input() if made_by is None else self._nodes.item(*made_by)
         node.tensor = self._describe(tensor)
         self.remember(tensor, node)
         return node
-
-    def item(self, node: Node, position: int) -> Node:
-        """Append a `getitem` for one of several results."""
-        return self._nodes.write(operator.getitem, (node, position))

@@ -20,6 +20,7 @@ class Phases:
         step: the running iteration; -1 before the first one.
         pending: the phase that the next operation begins, if any.
         passes: how many forward and backward passes have begun.
+        index: the running phase's position in `StepGraph.phases`.
     """
 
     def __init__(self, graph: StepGraph, next_tick: Callable[[], int]) -> None:
@@ -32,6 +33,7 @@ class Phases:
         self.step = -1
         self.pending: PhaseName | None = None
         self.passes = 0
+        self.index = -1
         self._graph = graph
         self._next_tick = next_tick
         self._steps_running = 0
@@ -45,6 +47,7 @@ class Phases:
         if phases:
             phases[-1].end = start - 1
         phases.append(Phase(name=name, step=self.step, start=start, end=start))
+        self.index += 1
 
     def begin_pending(self) -> None:
         """Begin the pending phase now, if there is one."""
@@ -154,10 +157,10 @@ class Phases:
     def _split(self, tick: int) -> None:
         """Split the running phase: after `tick` it was the next forward pass."""
         graph = self._graph
-        index = len(graph.phases)
+        self.index += 1
         graph.phases[-1].end = tick
         graph.phases.append(Phase(PhaseName.FORWARD, self.step, tick + 1, tick + 1))
         for op in reversed(graph.ops):
             if op.tick <= tick:
                 break
-            op.phase = index
+            op.phase = self.index

@@ -152,7 +152,7 @@ class Reads:
         return self._extreme(tensor, source) if answer is None else answer
 
     def _extreme(self, tensor: FakeTensor, source: Source | None) -> bool:
-        maker = getattr(self._recorder.maker_of(tensor), "target", None)
+        maker = getattr(self._recorder.maker_of(tensor), "operator", None)
         rule, answer = taken_extreme(self._location.frames(), maker) or self._refuse_branch(source)
         self.use(frozenset({Assumed(*rule, source)}))
         return answer

@@ -336,27 +336,26 @@ class Recorder:
         """Append one operation with its outputs and the storages it allocated."""
         target = _name_of(func)
         self.operators.add(target)
-        index = len(self.graph.ops)
-        node = self._nodes.write(func, args, kwargs)
+        arguments, named = self._nodes.arguments(args, kwargs)
         op = Op(
-            index=index,
-            node=node,
+            args=arguments,
+            operator=func,
+            kwargs=named,
             target=target,
+            index=len(self.graph.ops),
             tick=tick,
-            phase=len(self.graph.phases) - 1,
+            phase=self.phases.index,
             module=module,
             source=source,
             autograd_node=autograd_node,
             forward=forward,
-            outputs=(),
-            births=(),
             determinism=determinism(),
         )
-        node.call = op
+        self.graph.nodes.append(op)
         self.graph.ops.append(op)
         births: list[int] = []
         op.outputs = tuple(
-            [self._output(op, births, *each) for each in self._nodes.results(node, result)]
+            [self._output(op, births, *each) for each in self._nodes.results(op, result)]
         )
         op.births = tuple(births)
         self.run.advance(op)

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from graphmem.graph import Op, OwnerKind, Phase, PhaseName, StepGraph
-from graphmem.nodes import tensor_of
 
 
 class ReferenceModels:
@@ -92,5 +91,5 @@ def _reads(forward: Sequence[Op], evaluation: Sequence[Op]) -> bool:
 
 
 def _read_by(op: Op) -> set[int | None]:
-    tensors = map(tensor_of, op.node.all_input_nodes)
+    tensors = (node.tensor for node in op.all_input_nodes)
     return {each.storage for each in tensors if each is not None and each.storage is not None}

@@ -47,15 +47,15 @@ def device_of(generator: Any) -> str:
 
 def draws_random_numbers(op: Op) -> bool:
     """Whether a kernel draws random numbers; attention does only for its dropout."""
-    target: Any = op.node.target
+    target = op.operator
     if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return False
     arguments = {argument.name: i for i, argument in enumerate(target._schema.arguments)}
     position = arguments.get("dropout_p")
     if position is None:
         return True
-    given = op.node.args[position] if position < len(op.node.args) else 0.0
-    return bool(op.node.kwargs.get("dropout_p", given))
+    given = op.args[position] if position < len(op.args) else 0.0
+    return bool(op.kwargs.get("dropout_p", given))
 
 
 class _AnyGenerator(_TorchMeta):  # type: ignore[misc]

@@ -8,7 +8,7 @@ from typing import Any
 
 from graphmem.graph import Op, TensorOut
 from graphmem.kernel_program import Free, Output, Scratch, Step, Take, outputs_of
-from graphmem.nodes import Node, argument_of, tensor_of
+from graphmem.nodes import Node
 from graphmem.runtime import Runtime
 
 
@@ -61,7 +61,7 @@ class Call:
 
     def value(self, name: str) -> Any:
         """An argument by its name in the operator's schema; None if it was not given."""
-        return argument_of(self.op.node, name)
+        return self.op.argument(name)
 
     def optional(self, name: str) -> TensorOut | None:
         """A tensor argument; None if it was not given.
@@ -86,7 +86,7 @@ class Call:
     def sparse(self, name: str) -> TensorOut | None:
         """A sparse COO argument; None if it is another kind of tensor."""
         value = self.value(name)
-        found = tensor_of(value) if isinstance(value, Node) else None
+        found = value.tensor if isinstance(value, Node) else None
         return None if found is None or found.nonzeros is None else found
 
     def tensors(self, name: str) -> list[TensorOut | None]:
@@ -109,9 +109,9 @@ def described(node: Node) -> TensorOut:
     Raises:
         UnknownOperandError: the graph does not know its sizes, or it is sparse.
     """
-    tensor = tensor_of(node)
+    tensor = node.tensor
     if tensor is None or len(tensor.stride) != len(tensor.shape):
-        raise UnknownOperandError(node.name)
+        raise UnknownOperandError(str(node))
     return tensor
 
 

@@ -242,7 +242,8 @@ def an_operation_of_the_peak_step() -> str:
     """Its name in `graphmem graph`."""
     graph = small_analysis().graph
     step = small_analysis().report.peak.step
-    return next(op.node.name for op in graph.ops if graph.phases[op.phase].step == step)
+    first = next(op for op in graph.ops if graph.phases[op.phase].step == step)
+    return graph.nodes.names()[first]
 
 
 @pytest.mark.parametrize("around", ["peak", "an operation", "1.0"])

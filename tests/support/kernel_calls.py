@@ -62,21 +62,17 @@ class Calls:
     def call(self, func: Any, *args: Any, **kwargs: Any) -> list[str | int]:
         """Add a call and return its program: `out0` for an output, bytes taken and -bytes freed."""
         result = func(*args, **kwargs)
-        node = self.graph.nodes.write(func, self._nodes(args), self._nodes(kwargs))
         op = Op(
-            index=len(self.graph.ops),
-            node=node,
+            args=self._nodes(args),
+            operator=func,
+            kwargs=self._nodes(kwargs),
             target=str(func),
+            index=len(self.graph.ops),
             tick=10 * len(self.graph.ops),
             phase=len(self.graph.phases) - 1,
-            module="",
-            source=None,
-            autograd_node=None,
-            forward=None,
-            outputs=(),
-            births=(),
             determinism=self.determinism,
         )
+        self.graph.nodes.append(op)
         self.graph.ops.append(op)
         results = result if isinstance(result, (tuple, list)) else [result]
         for each in results:

@@ -156,7 +156,7 @@ class TestWhatIsRecorded:
 
         (exp,) = ops_called(graph, "aten.exp.default")
         (formula,) = ops_called(graph, "aten.mul.Tensor")
-        assert exp.node in formula.node.args
+        assert exp in formula.args
         assert formula.forward == exp.index
         assert formula.autograd_node == "ExpBackward0"
         graph.fx.lint()

@@ -16,9 +16,9 @@ def find_device_copies(graph: StepGraph) -> dict[Node, int]:
     chains: list[tuple[Node, int]] = []
     for op in graph.ops:
         if graph.phases[op.phase].name is PhaseName.SETUP and op.outputs:
-            node, storage = op.node, op.outputs[0].storage
-            if storage is not None and node.args and isinstance(node.args[0], Node):
-                chains.append((node.args[0], storage))
+            storage = op.outputs[0].storage
+            if storage is not None and op.args and isinstance(op.args[0], Node):
+                chains.append((op.args[0], storage))
     while chains:
         for node, storage in chains:
             copies.setdefault(node, storage)

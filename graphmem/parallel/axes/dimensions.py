@@ -24,7 +24,7 @@ from typing import Any
 from msgspec import structs
 
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage, TensorOut
-from graphmem.nodes import Node, tensor_of
+from graphmem.nodes import Item, Node
 from graphmem.parallel.axes.attention import BatchedProduct, Part, find_written_out
 from graphmem.parallel.axes.axis import Axis, unify
 from graphmem.parallel.axes.axis_rules import relate
@@ -183,12 +183,12 @@ class _Finder:
         call = RecordedOp(op, self._axes_of)
         facts = self._learned if forward else AxisFacts()
         name = op.target.rpartition(".")[0]
-        self._found.reads[op.index] = self._storages_of(op.node.all_input_nodes)
+        self._found.reads[op.index] = self._storages_of(op.all_input_nodes)
         results = relate(name, call, facts)
         for i, (output, axes) in enumerate(zip(op.outputs, results, strict=True)):
             if output.storage in op.births:
                 self._found.of_storage.setdefault(output.storage, axes)
-            self._axes[op.node, i] = self._remember(output, axes)
+            self._axes[op, i] = self._remember(output, axes)
         if op.target in _PRODUCTS:
             self._found.all_products.append(op.index)
         if name.startswith("aten._scaled_dot_product"):
@@ -202,10 +202,10 @@ class _Finder:
         elif op.target in _PRODUCTS:
             self._note_in_backward(op)
         if op.target in _CASTS and op.outputs and op.outputs[0].storage is not None:
-            weight, made = self._weight_of(op.node.args[0]), op.outputs[0].storage
+            weight, made = self._weight_of(op.args[0]), op.outputs[0].storage
             if weight is not None:
                 self._weights.setdefault(made, weight)
-            source = self._storage_of(op.node.args[0])
+            source = self._storage_of(op.args[0])
             self._copied.setdefault(made, self._copied.get(source, source))
 
     def _follow_optimizer(self) -> None:
@@ -226,10 +226,10 @@ class _Finder:
                     self._as_parameter(name, self._found.of_storage[made])
 
     def _made_for(self, op: Op) -> Iterator[tuple[int, str]]:
-        lists = [arg for arg in op.node.args if isinstance(arg, (list, tuple))]
+        lists = [arg for arg in op.args if isinstance(arg, (list, tuple))]
         first = lists[0] if lists and op.target.startswith("aten._foreach") else None
         for i, output in enumerate(op.outputs):
-            nodes: Sequence[Any] = op.node.all_input_nodes if first is None else first[i : i + 1]
+            nodes: Sequence[Any] = op.all_input_nodes if first is None else first[i : i + 1]
             read = self._storages_of([node for node in nodes if isinstance(node, Node)])
             names = (self._found.of_parameter.get(each) for each in read)
             name = next((name for name in names if name is not None), None)
@@ -240,7 +240,7 @@ class _Finder:
         if name == "aten._log_softmax":
             self._classes.append(self._learned.whole.pop())
         elif name == "aten.embedding":
-            weight, indices = op.node.args[:2]
+            weight, indices = op.args[:2]
             table = self._weight_of(weight)
             if table is not None and self._is_input(indices):
                 rows = call.tensors()[0][0]
@@ -249,10 +249,10 @@ class _Finder:
             self._found.products += self._product(op)
 
     def _note_batched(self, op: Op) -> None:
-        nodes = [arg for arg in op.node.args if isinstance(arg, Node)][-2:]
+        nodes = [arg for arg in op.args if isinstance(arg, Node)][-2:]
         if not any(map(self._weight_of, nodes)):
             one, other = map(self._axes_of, nodes)
-            reads, makes = self._parts_of(nodes), self._parts_of([op.node])
+            reads, makes = self._parts_of(nodes), self._parts_of([op])
             is_gradient = op.forward is not None
             self._of_activations.append(
                 BatchedProduct(op.index, is_gradient, (one, other), reads, makes)
@@ -261,13 +261,13 @@ class _Finder:
     def _note_in_backward(self, op: Op) -> None:
         if op.forward is None:
             self._backward.again += self._product(op)
-        elif any(map(self._weight_of, op.node.all_input_nodes)):
+        elif any(map(self._weight_of, op.all_input_nodes)):
             self._backward.inputs.add(op.forward)
         else:
             self._backward.weights.add(op.forward)
 
     def _product(self, op: Op) -> Iterator[WeightProduct]:
-        nodes = [arg for arg in op.node.args if isinstance(arg, Node)]
+        nodes = [arg for arg in op.args if isinstance(arg, Node)]
         one, other = nodes[:2] if op.target == "aten.linear.default" else nodes[-2:]
         name, forward_end = self._weight_of(other), False
         if name is None:
@@ -306,7 +306,7 @@ class _Finder:
 
     def _axes_of(self, node: Node) -> Axes:
         key = (node, 0)
-        if node.op == "call_function" and node.call is None:
+        if isinstance(node, Item):
             key = (node.args[0], node.args[1])
         if key not in self._axes:
             tensor = self._described(node)
@@ -323,7 +323,7 @@ class _Finder:
         return -1 if tensor is None or tensor.storage is None else tensor.storage
 
     def _described(self, node: Node) -> TensorOut | None:
-        tensor = tensor_of(node)
+        tensor = node.tensor
         if tensor is not None and tensor.storage is None and node in self._homes:
             return structs.replace(tensor, storage=self._homes[node])
         return tensor

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphmem.graph import Op, TensorOut
-from graphmem.nodes import Node, argument_of
+from graphmem.nodes import Node
 from graphmem.parallel.axes.rule_interface import Axes
 
 
@@ -25,7 +25,7 @@ class RecordedOp:
 
     def value(self, name: str) -> Any:
         """An argument of the node, or its default."""
-        return argument_of(self.op.node, name)
+        return self.op.argument(name)
 
     def axes(self, name: str) -> Axes | None:
         """The axes of a tensor argument; None if it was not given."""
@@ -39,7 +39,7 @@ class RecordedOp:
 
     def tensors(self) -> list[Axes]:
         """The axes of all tensor arguments, in order."""
-        return [self.axes_of(node) for node in self.op.node.all_input_nodes]
+        return [self.axes_of(node) for node in self.op.all_input_nodes]
 
 
 def is_row_major(tensor: TensorOut) -> bool:

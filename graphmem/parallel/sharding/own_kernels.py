@@ -17,13 +17,14 @@ Clauses:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from graphmem.annotations import KERNEL_MEMORY
 from graphmem.graph import Op, StepGraph, TensorOut
 from graphmem.kernel_program import OnlineRules, Program, thread_of
-from graphmem.nodes import Node, tensor_of
+from graphmem.nodes import Input, Item, Node
 from graphmem.parallel.axes.dimensions import Dimensions
 from graphmem.parallel.layout import Layout
 from graphmem.parallel.rank.rank import WALKED
@@ -82,20 +83,15 @@ def _own_op(op: Op, dimensions: Dimensions, shares: ShardSizes) -> Op:
             return type(value)(map(own_argument, value))
         return value
 
-    arguments = tuple(map(own_argument, op.node.args))
-    named: Mapping[str, Any] = {name: own_argument(value) for name, value in op.node.kwargs.items()}
-    node = Node(op.node.name, 0, op.node.target, arguments, named)
-    outputs = tuple(own(each, op.node, i) for i, each in enumerate(op.outputs))
-    node.call = replace(op, node=node, outputs=outputs)
-    return node.call
+    arguments = tuple(map(own_argument, op.args))
+    named: Mapping[str, Any] = {name: own_argument(value) for name, value in op.kwargs.items()}
+    outputs = tuple(own(each, op, i) for i, each in enumerate(op.outputs))
+    return structs.replace(op, args=arguments, kwargs=named, outputs=outputs)
 
 
-def _described(node: Node, own: Callable[[TensorOut, Node, int], TensorOut]) -> Node:
+def _described(node: Node, own: Callable[[TensorOut, Node, int], TensorOut]) -> Input:
     """A node that stands for the rank's share of a tensor."""
-    found = Node(node.name, 0, node.target, (), {})
-    tensor = tensor_of(node)
-    if tensor is not None:
-        is_part = node.call is None and node.op == "call_function"
-        home, number = (node.args[0], node.args[1]) if is_part else (node, 0)
-        found.tensor = own(tensor, home, number)
-    return found
+    if node.tensor is None:
+        return Input(())
+    home, number = node.args if isinstance(node, Item) else (node, 0)
+    return Input((), own(node.tensor, home, number))

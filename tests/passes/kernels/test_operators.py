@@ -987,7 +987,7 @@ def test_an_operand_without_known_strides_is_named_as_unmodelled() -> None:
     """A sparse tensor has none."""
     calls = Calls()
     calls.call(aten.sum.default, tensor(100))
-    [operand] = calls.graph.ops[0].node.args
+    [operand] = calls.graph.ops[0].args
     operand.tensor = None
 
     assert calls.programs() == {}
