@@ -207,8 +207,6 @@ class TensorOut(msgspec.Struct, frozen=True, gc=False):
         stride: in elements, like `Tensor.stride()`; empty for a sparse tensor.
         offset: position of the first element in the storage, in elements.
         storage: None if off the device, empty, or sparse, since sparse tensors have two.
-        nonzeros: number of values of a sparse COO tensor; None for other tensors.
-        is_coalesced: whether these are sorted, with unique indices.
     """
 
     shape: tuple[int, ...]
@@ -216,8 +214,13 @@ class TensorOut(msgspec.Struct, frozen=True, gc=False):
     storage: int | None
     stride: tuple[int, ...] = ()
     offset: int = 0
-    nonzeros: int | None = None
-    is_coalesced: bool = False
+
+
+class SparseOut(TensorOut, frozen=True, gc=False, kw_only=True):
+    """A sparse COO tensor; if it is coalesced, its indices are sorted and unique."""
+
+    nonzeros: int
+    is_coalesced: bool
 
 
 class SavedTensor(msgspec.Struct, frozen=True, gc=False):
@@ -355,8 +358,7 @@ class StepGraph:
         compiled: what PyTorch's compiler made; None if the program compiles nothing.
         emptied: the ticks at which `torch.cuda.empty_cache()` was called.
         collections: the runs of Python's cycle collector that the memory depends on, in order.
-        retained: how variables hold what earlier iterations made, by storage, at the end of a
-            trace; a program that runs is searched meanwhile (`graphmem.live.leaks`).
+        retained: by storage, how variables hold what earlier iterations made, after a trace.
     """
 
     device: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Protocol
 
 from graphmem.graph import Assumption, Op, Owner, OwnerKind, PhaseName, StepGraph, Storage
@@ -131,8 +132,14 @@ def _storage(number: int, scratch: Scratch, op: Op, graph: StepGraph, is_freed: 
         nbytes=scratch.nbytes,
         birth=tick,
         op=op.index,
-        shape=(scratch.nbytes,),
+        shape=_flat(scratch.nbytes),
         dtype="uint8",
         device=graph.device,
         owners=[owner],
     )
+
+
+@cache
+def _flat(nbytes: int) -> tuple[int]:
+    """The shape of scratch memory; equal ones are one tuple, since layers are alike."""
+    return (nbytes,)

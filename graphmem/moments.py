@@ -1,4 +1,4 @@
-"""The moments of a timeline.
+"""The moments of a timeline, and a number for each storage.
 
 A run of a million operations has more than a million, so they are kept as columns of numbers, and a
 `Moment` is made when it is asked for.
@@ -7,7 +7,7 @@ A run of a million operations has more than a million, so they are kept as colum
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -90,3 +90,36 @@ class Moments(Sequence[Moment]):
         if storage is None:
             return CacheEmptied(self.ticks[i]) if i else None
         return (Death if self._is_death[i] else Birth)(self.ticks[i], storage)
+
+
+class StorageNumbers(MutableMapping[int, int]):
+    """A number, such as an address, by a storage's id; those of scratch memory are negative."""
+
+    def __init__(self) -> None:
+        self._columns = array("q"), array("q")
+
+    def __setitem__(self, storage: int, number: int) -> None:
+        column, place = self._columns[storage < 0], max(storage, ~storage)
+        if place >= len(column):
+            column.extend([_NONE] * (place + 1 - len(column)))
+        column[place] = number
+
+    def __getitem__(self, storage: int) -> int:
+        column, place = self._columns[storage < 0], max(storage, ~storage)
+        if place >= len(column) or column[place] == _NONE:
+            raise KeyError(storage)
+        return column[place]
+
+    def __delitem__(self, storage: int) -> None:
+        self[storage] = _NONE
+
+    def __iter__(self) -> Iterator[int]:
+        known, scratch = self._columns
+        yield from (each for each, number in enumerate(known) if number != _NONE)
+        yield from (~each for each, number in enumerate(scratch) if number != _NONE)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+_NONE = -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from operator import itemgetter
@@ -14,7 +14,7 @@ from graphmem.allocator import Block, CachingAllocator, SegmentInfo
 from graphmem.events import Birth, CacheEmptied, Death, Event, LifeEvent, alive_after
 from graphmem.graph import Op, StepGraph, Storage
 from graphmem.kernel_program import Output, Program, Take, storages_of, tick_of
-from graphmem.moments import Moment, Moments
+from graphmem.moments import Moment, Moments, StorageNumbers
 
 _TICK = itemgetter(0)
 _NO_PROGRAMS: Mapping[int, Program] = MappingProxyType({})
@@ -34,8 +34,8 @@ class Timeline:
     """
 
     moments: Moments = field(default_factory=Moments)
-    block_bytes: dict[int, int] = field(default_factory=dict)
-    addresses: dict[int, int] = field(default_factory=dict)
+    block_bytes: MutableMapping[int, int] = field(default_factory=StorageNumbers)
+    addresses: MutableMapping[int, int] = field(default_factory=StorageNumbers)
     segments: tuple[SegmentInfo, ...] = ()
     given_back: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
 

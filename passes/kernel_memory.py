@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain
 
-from graphmem.graph import Assumption, Op, OwnerKind, StepGraph
+from graphmem.graph import Assumption, Op, OwnerKind, SparseOut, StepGraph
 from graphmem.kernel_program import KernelMemory, Program, Scratch, thread_of
 from graphmem.op_states import Determinism
 from graphmem.pipeline import Annotations, Pass
@@ -198,7 +198,7 @@ def _runs_on_device(op: Op) -> bool:
     """
     if not op.outputs or any(out.storage is not None for out in op.outputs):
         return True
-    if op.births and any(out.nonzeros is not None for out in op.outputs):
+    if op.births and any(isinstance(out, SparseOut) for out in op.outputs):
         return True  # a sparse tensor has two storages and names neither
     made_of = [each for each in op.all_input_nodes if isinstance(each, Op)]
     return not any(map(numel, op.outputs)) and any(

@@ -20,6 +20,7 @@ from graphmem.graph import (
     PhaseName,
     SavedTensor,
     Source,
+    SparseOut,
     StepGraph,
     Storage,
     TensorOut,
@@ -178,15 +179,10 @@ class _Reader:
     def _tensor(self, row: rows.TensorRow) -> TensorOut:
         if row.storage is not None:
             _at(self._tables.storages, row.storage)
-        return TensorOut(
-            tuple(row.shape),
-            row.dtype,
-            row.storage,
-            tuple(row.stride),
-            row.offset,
-            row.nonzeros,
-            row.is_coalesced,
-        )
+        told = (tuple(row.shape), row.dtype, row.storage, tuple(row.stride), row.offset)
+        if row.nonzeros is None:
+            return TensorOut(*told)
+        return SparseOut(*told, nonzeros=row.nonzeros, is_coalesced=row.is_coalesced)
 
     def _autograd(self, row: rows.AutogradRow, graph: StepGraph) -> AutogradNode:
         if row.op is not None:

@@ -15,6 +15,7 @@ from graphmem.graph import (
     Phase,
     SavedTensor,
     Source,
+    SparseOut,
     StepGraph,
     Storage,
     TensorOut,
@@ -189,8 +190,7 @@ def tensor_row(tensor: TensorOut) -> rows.TensorRow:
         tensor.storage,
         list(tensor.stride),
         tensor.offset,
-        tensor.nonzeros,
-        tensor.is_coalesced,
+        *((tensor.nonzeros, tensor.is_coalesced) if isinstance(tensor, SparseOut) else ()),
     )
 
 

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.graph import Storage, TensorOut
+from graphmem.graph import SparseOut, Storage, TensorOut
 from graphmem.op_states import Determinism
 
 DTYPE_NAMES = {
@@ -29,17 +29,14 @@ def sizes(numbers: Iterable[int]) -> tuple[int, ...]:
 
 def described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
     """Describe a tensor; its storage is None if that is not counted."""
-    is_strided = tensor.layout is torch.strided
-    is_sparse = tensor.layout is torch.sparse_coo
-    return TensorOut(
-        shape=sizes(tensor.shape),
-        dtype=DTYPE_NAMES[tensor.dtype],
-        storage=None if storage is None else storage.id,
-        stride=sizes(tensor.stride()) if is_strided else (),
-        offset=int(tensor.storage_offset()) if is_strided else 0,
-        nonzeros=tensor._nnz() if is_sparse else None,
-        is_coalesced=is_sparse and tensor.is_coalesced(),
-    )
+    shape, dtype = sizes(tensor.shape), DTYPE_NAMES[tensor.dtype]
+    number = None if storage is None else storage.id
+    if tensor.layout is torch.strided:
+        return TensorOut(shape, dtype, number, sizes(tensor.stride()), int(tensor.storage_offset()))
+    if tensor.layout is torch.sparse_coo:
+        nonzeros, is_sorted = tensor._nnz(), tensor.is_coalesced()
+        return SparseOut(shape, dtype, number, nonzeros=nonzeros, is_coalesced=is_sorted)
+    return TensorOut(shape, dtype, number)
 
 
 def device_name(tensor: torch.Tensor) -> str:

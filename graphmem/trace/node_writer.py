@@ -9,6 +9,7 @@ these nodes describe their tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import NoneType
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from graphmem.virtual_device.notes import NOTHING, Note
 MadeBy = Node | tuple[Node, int]
 """The node that made a tensor, or the node and the tensor's position among its results."""
 
+_PLAIN = frozenset({bool, float, int, NoneType, str, torch.device, torch.dtype})
+_INT = frozenset({int})
+_SIZES: dict[tuple[int, ...], list[int]] = {}
 _NOTED = frozenset({torch.Tensor, FakeTensor})
 
 
@@ -76,10 +80,14 @@ class NodeWriter:
         return made_by
 
     def _to_nodes(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
         if isinstance(value, torch.Tensor):
             return self._node_of(value)
         if isinstance(value, (tuple, list)):
-            return type(value)([self._to_nodes(item) for item in value])
+            nodes = kind([self._to_nodes(item) for item in value])
+            return _shared(nodes) if kind is list else nodes
         if isinstance(value, dict):
             return {key: self._to_nodes(item) for key, item in value.items()}
         if isinstance(value, torch.UntypedStorage):
@@ -94,3 +102,8 @@ class NodeWriter:
         node.tensor = self._describe(tensor)
         self.remember(tensor, node)
         return node
+
+
+def _shared(items: list[Any]) -> list[Any]:
+    """A list of arguments; equal ones of whole numbers are one, since layers are alike."""
+    return _SIZES.setdefault(tuple(items), items) if set(map(type, items)) <= _INT else items

@@ -10,7 +10,7 @@ import torch
 
 from graphmem.frames import acts_for_the_program
 from graphmem.graph import Owner, Storage, TensorOut
-from graphmem.trace.descriptions import DTYPE_NAMES
+from graphmem.trace.descriptions import DTYPE_NAMES, sizes
 from graphmem.trace.node_writer import MadeBy
 from graphmem.trace.saved_variables import Savers
 from graphmem.trace.saved_versions import SavedVersion
@@ -127,7 +127,7 @@ class SavedToken:
         else:
             return None
         storage = None if self.storage is None else self.storage.id
-        return TensorOut(tuple(shape), DTYPE_NAMES[dtype], storage, tuple(stride))
+        return TensorOut(sizes(shape), DTYPE_NAMES[dtype], storage, sizes(stride))
 
     def __del__(self) -> None:
         self.release()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphmem.graph import Op, TensorOut
+from graphmem.graph import Op, SparseOut, TensorOut
 from graphmem.kernel_program import Free, Output, Scratch, Step, Take, outputs_of
 from graphmem.nodes import Node
 from graphmem.runtime import Runtime
@@ -83,11 +83,11 @@ class Call:
             raise UnknownOperandError(name)
         return found
 
-    def sparse(self, name: str) -> TensorOut | None:
+    def sparse(self, name: str) -> SparseOut | None:
         """A sparse COO argument; None if it is another kind of tensor."""
         value = self.value(name)
         found = value.tensor if isinstance(value, Node) else None
-        return None if found is None or found.nonzeros is None else found
+        return found if isinstance(found, SparseOut) else None
 
     def tensors(self, name: str) -> list[TensorOut | None]:
         """A list of tensors, with None for those left out."""

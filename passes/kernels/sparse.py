@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from graphmem.graph import TensorOut
+from graphmem.graph import SparseOut, TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
 from graphmem.virtual_device.sparse import sorting_bytes
 
@@ -40,13 +40,13 @@ from .layout import INDEX_BYTES, contiguous_strides, item_bytes, nbytes
 _CUSPARSE_INDEX_BYTES = 4
 
 
-def mm(call: Call, matrix: TensorOut) -> Iterator[Step]:
+def mm(call: Call, matrix: SparseOut) -> Iterator[Step]:
     """`_sparse_mm` of a sparse and a dense matrix."""
     zeros = Scratch("zeros that a sparse product is added to", nbytes(call.op.outputs[0]))
     yield from during([zeros], _sum(call, matrix, call.tensor("mat2")))
 
 
-def addmm(call: Call, matrix: TensorOut) -> Iterator[Step]:
+def addmm(call: Call, matrix: SparseOut) -> Iterator[Step]:
     """`addmm_sparse_dense_cuda`."""
     yield from _sum(call, matrix, call.tensor("mat2"))
 
@@ -56,7 +56,7 @@ def _sparse_addmm(call: Call) -> Iterator[Step]:
     return call.outputs() if matrix is None else addmm(call, matrix)
 
 
-def _sum(call: Call, matrix: TensorOut, dense: TensorOut) -> Iterator[Step]:
+def _sum(call: Call, matrix: SparseOut, dense: TensorOut) -> Iterator[Step]:
     result = call.op.outputs[0]
     yield from call.outputs()
     if not matrix.nonzeros:
@@ -88,16 +88,15 @@ def _column_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (1, shape[0])
 
 
-def _coalesced(matrix: TensorOut) -> list[Scratch]:
-    nonzeros = matrix.nonzeros or 0
+def _coalesced(matrix: SparseOut) -> list[Scratch]:
     return [
-        Scratch("values of a coalesced operand", item_bytes(matrix.dtype) * nonzeros),
-        Scratch("indices of a coalesced operand", 2 * INDEX_BYTES * nonzeros),
+        Scratch("values of a coalesced operand", item_bytes(matrix.dtype) * matrix.nonzeros),
+        Scratch("indices of a coalesced operand", 2 * INDEX_BYTES * matrix.nonzeros),
     ]
 
 
-def _coalescing(call: Call, matrix: TensorOut, made: list[Scratch]) -> Iterator[Step]:
-    row = INDEX_BYTES * (matrix.nonzeros or 0)
+def _coalescing(call: Call, matrix: SparseOut, made: list[Scratch]) -> Iterator[Step]:
+    row = INDEX_BYTES * matrix.nonzeros
     if matrix.nonzeros == 1:
         yield from map(Take, made)
         return
@@ -111,10 +110,10 @@ def _coalescing(call: Call, matrix: TensorOut, made: list[Scratch]) -> Iterator[
     yield from map(Free, reversed(numbers))
 
 
-def _sorting(call: Call, matrix: TensorOut) -> Iterator[Step]:
+def _sorting(call: Call, matrix: SparseOut) -> Iterator[Step]:
     what = "Thrust's memory to find distinct indices"
     call.leave_out(what, "0 bytes", "less than that to sort them")
-    yield from during([Scratch("Thrust's sort of indices", sorting_bytes(matrix.nonzeros or 0))])
+    yield from during([Scratch("Thrust's sort of indices", sorting_bytes(matrix.nonzeros))])
 
 
 def _clone(call: Call) -> Iterator[Step]:
@@ -126,17 +125,17 @@ def _transpose(call: Call) -> Iterator[Step]:
     matrix = call.sparse("self")
     yield from _clone(call)
     if matrix is not None:
-        yield from during([Scratch("row of indices to swap", INDEX_BYTES * (matrix.nonzeros or 0))])
+        yield from during([Scratch("row of indices to swap", INDEX_BYTES * matrix.nonzeros)])
 
 
 def _coalesce(call: Call) -> Iterator[Step]:
     rows = call.sparse("self")
     outputs = list(call.outputs())
-    if rows is None or (rows.nonzeros or 0) < 2 or len(outputs) != 2:
+    if rows is None or rows.nonzeros < 2 or len(outputs) != 2:
         yield from outputs
         return
     indices, values = outputs
-    numbers = [Scratch(what, INDEX_BYTES * (rows.nonzeros or 0)) for what in _NUMBERS[1:]]
+    numbers = [Scratch(what, INDEX_BYTES * rows.nonzeros) for what in _NUMBERS[1:]]
     yield indices
     yield from map(Take, numbers)
     yield from _sorting(call, rows)
@@ -146,11 +145,11 @@ def _coalesce(call: Call) -> Iterator[Step]:
 
 def _sparse_mask(call: Call) -> Iterator[Step]:
     outputs = list(call.outputs())
-    if call.sparse("mask") is None or len(outputs) != 2:
+    result = call.op.outputs[0]
+    if not isinstance(result, SparseOut) or len(outputs) != 2:
         yield from outputs
         return
-    result = call.op.outputs[0]
-    picked = (result.nonzeros or 0) * math.prod(result.shape[1:]) * item_bytes(result.dtype)
+    picked = result.nonzeros * math.prod(result.shape[1:]) * item_bytes(result.dtype)
     one = Scratch("a one to multiply by", item_bytes(result.dtype))
     yield from during([one, Scratch("rows that a mask picks", picked)], outputs)
 
