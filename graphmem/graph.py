@@ -165,8 +165,7 @@ class Storage(msgspec.Struct, gc=False):
         """The category of the bytes at `tick`.
 
         Clauses, the first that applies:
-          (1) a storage that is ever a parameter, buffer, gradient, optimizer state, workspace,
-              autocast's copy of a weight, or an input is that for its whole life;
+          (1) what is ever of a kind in `_LIFELONG`, as a parameter, is that for its whole life;
           (2) a storage that autograd holds at that tick is an activation, and so is one that it
               held for compiled code, because the compiled backward pass takes it over;
           (3) a communication buffer is that for its whole life;
@@ -174,8 +173,9 @@ class Storage(msgspec.Struct, gc=False):
 
         `report.kept` finds storages that a program keeps across iterations.
         """
+        kinds = [owner.kind for owner in self.owners]
         for kind, category in _LIFELONG:
-            if self.owned_as(kind):
+            if kind in kinds:
                 return category
         saved = (each for each in self.owners if each.kind is OwnerKind.SAVED_TENSOR)
         if any(it.holds_at(tick) or (it.is_taken_over and it.start <= tick) for it in saved):

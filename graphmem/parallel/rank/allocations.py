@@ -22,6 +22,7 @@ class Allocation:
         born, dies: when it lives; `dies` is None if it outlives the trace.
         what: a description; the parameter's name if it belongs to one.
         storage: the storage in the trace; None for allocations outside it, such as buckets.
+        kind: parameter, gradient or optimizer state; None for everything else.
         category: its category, if it differs from the storage's.
         micro: the number of its micro-batch.
         stream: the CUDA stream in whose memory it lies.
@@ -32,6 +33,7 @@ class Allocation:
     dies: RankMoment | None
     what: str = ""
     storage: Storage | None = None
+    kind: OwnerKind | None = None
     category: str | None = None
     micro: int = 0
     stream: int = 0
@@ -46,34 +48,37 @@ def allocations_of(rank: Rank, nbytes: Callable[[Storage], int]) -> Iterator[All
     """
     lifetimes = Lifetimes(rank)
     for storage in rank.traced.storages.values():
-        size = nbytes(storage)
+        lives = list(_lives_of(rank, lifetimes, storage))
+        size = nbytes(storage) if lives else 0
         if size:
-            yield from _allocations_of_storage(rank, lifetimes, storage, size)
+            what, kind = name_of(storage), _kind_of(storage)
+            for born, dies, micro in lives:
+                yield Allocation(size, born, dies, what, storage, kind, micro=micro)
 
 
-def _allocations_of_storage(
-    rank: Rank, lifetimes: Lifetimes, storage: Storage, size: int
-) -> Iterator[Allocation]:
+def _lives_of(
+    rank: Rank, lifetimes: Lifetimes, storage: Storage
+) -> Iterator[tuple[RankMoment, RankMoment | None, int]]:
+    """When the rank allocates and frees a storage, and for which micro-batch."""
     birth = rank.traced.birth[storage.id]
     born_in = rank.traced.phase_at(birth)
-    what = name_of(storage)
-    walked = rank.traced.phases[born_in].phase in WALKED
-    if rank.is_whole or not walked:
-        if rank.layout.pipeline > 1 and not rank.holds_model_part(storage):
-            return
-        death = rank.traced.death.get(storage.id)
-        dies = None if death is None else rank.first_moment(death)
-        yield Allocation(size, rank.first_moment(birth), dies, what, storage)
+    if rank.is_whole or rank.traced.phases[born_in].phase not in WALKED:
+        if rank.layout.pipeline == 1 or rank.holds_model_part(storage):
+            death = rank.traced.death.get(storage.id)
+            dies = None if death is None else rank.first_moment(death)
+            yield rank.first_moment(birth), dies, 0
     elif _is_kept_workspace(storage):
         born = rank.first_turn(storage) or rank.first_of_phase(born_in)
         if born is not None:
-            yield Allocation(size, born, None, what, storage)
+            yield born, None, 0
     else:
         for chunk in rank.mine:
-            for micro in range(rank.layout.micro_batches):
-                lifetime = lifetimes.of(storage, chunk, micro)
-                if lifetime is not None:
-                    yield Allocation(size, *lifetime, what, storage, micro=micro)
+            for micro, (born, dies) in enumerate(lifetimes.of(storage, chunk)):
+                yield born, dies, micro
+
+
+def _kind_of(storage: Storage) -> OwnerKind | None:
+    return next((kind for kind in _KINDS if storage.owned_as(kind)), None)
 
 
 def name_of(storage: Storage) -> str:
@@ -83,9 +88,8 @@ def name_of(storage: Storage) -> str:
     return "" if first is None else first.name
 
 
-_IDENTITIES = frozenset(
-    {OwnerKind.PARAMETER, OwnerKind.BUFFER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE}
-)
+_KINDS = (OwnerKind.PARAMETER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE)
+_IDENTITIES = frozenset({*_KINDS, OwnerKind.BUFFER})
 
 
 def _is_kept_workspace(storage: Storage) -> bool:

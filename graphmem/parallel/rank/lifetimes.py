@@ -15,7 +15,7 @@ Clauses:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from graphmem.graph import Owner, OwnerKind, PhaseName, Storage
@@ -23,6 +23,9 @@ from graphmem.parallel.rank.rank import WALKED, Rank, RankMoment
 
 Lifetime = tuple[RankMoment, RankMoment | None]
 """Birth and death; the death is None if it outlives the trace."""
+
+Place = tuple[int, float]
+"""A phase and an event of the trace in it: where each micro-batch has a moment of its own."""
 
 
 class Lifetimes:
@@ -32,11 +35,12 @@ class Lifetimes:
         self._rank = rank
         self._traced = rank.traced
 
-    def of(self, storage: Storage, chunk: int, micro: int) -> Lifetime | None:
-        """Lifetime of a storage in one chunk and micro-batch; None if it never exists there."""
-        if self._rank.layout.pipeline * self._rank.layout.interleave == 1:
-            return self._whole_lifetime(storage, micro)
-        return self._lifetime_on_stage(storage, chunk, micro)
+    def of(self, storage: Storage, chunk: int) -> Iterator[Lifetime]:
+        """A storage's lifetimes in one chunk, by micro-batch; none if it never exists there."""
+        if self._rank.layout.pipeline * self._rank.layout.interleave > 1:
+            return self._on_stage(storage, chunk)
+        micros = range(self._rank.layout.micro_batches)
+        return (self._whole_lifetime(storage, micro) for micro in micros)
 
     def _whole_lifetime(self, storage: Storage, micro: int) -> Lifetime:
         """Clause (2)."""
@@ -80,55 +84,64 @@ class Lifetimes:
             return None
         return self._rank.moment(forward, 0, micro + 1, event)
 
-    def _lifetime_on_stage(self, storage: Storage, chunk: int, micro: int) -> Lifetime | None:
+    def _on_stage(self, storage: Storage, chunk: int) -> Iterator[Lifetime]:
         """Clause (3)."""
-        traced = self._traced
-        event = traced.birth[storage.id]
-        born_in = traced.phase_at(event)
-        is_maker = storage.op is not None and self._rank.chunk_of_op[storage.op] == chunk
-        readers = self._rank.readers.get(storage.id, ())
-        read_in = sorted({index for index, reader in readers if reader == chunk})
-        arrives_in = next((index for index in read_in if index >= born_in), None)
-        if is_maker and not (storage.owned_as(OwnerKind.INPUT) and not read_in):
-            born = self._rank.moment(born_in, chunk, micro, event)
-        elif arrives_in is not None:
-            born = self._rank.moment(
-                arrives_in, chunk, micro, self._rank.part(arrives_in, chunk)[0] - 0.25
+        born = self._born_on_stage(storage, chunk)
+        if born is None:
+            return
+        is_gradient = storage.owned_as(OwnerKind.GRADIENT) is not None
+        ends = [self._added_on_stage(storage)] if is_gradient else self._released(storage, chunk)
+        for micro in range(self._rank.layout.micro_batches):
+            start, *dies = (
+                (self._rank.slots_of(index, chunk)[micro], event) for index, event in (born, *ends)
             )
-        else:
+            if is_gradient:
+                yield start, dies[0] if micro else self._death_of_gradient(storage)
+            else:
+                yield start, max(start, *dies) if dies else start
+
+    def _born_on_stage(self, storage: Storage, chunk: int) -> Place | None:
+        rank = self._rank
+        is_maker = storage.op is not None and rank.chunk_of_op[storage.op] == chunk
+        readers = rank.readers.get(storage.id, ())
+        read_in = [index for index, reader in readers if reader == chunk]
+        if not is_maker and not read_in:
             return None
-        if storage.owned_as(OwnerKind.GRADIENT):
-            added = self._added_on_stage(storage, chunk, micro)
-            return born, added if micro else self._death_of_gradient(storage)
-        ends = [self._released(owner, chunk, micro) for owner in storage.owners]
-        return born, max([born, *(end for end in ends if end is not None)])
+        event = self._traced.birth[storage.id]
+        born_in = self._traced.phase_at(event)
+        if is_maker and (read_in or not storage.owned_as(OwnerKind.INPUT)):
+            return born_in, event
+        arrives_in = min((index for index in read_in if index >= born_in), default=None)
+        return None if arrives_in is None else (arrives_in, rank.part(arrives_in, chunk)[0] - 0.25)
 
     def _death_of_gradient(self, storage: Storage) -> RankMoment | None:
         death = self._traced.death.get(storage.id)
         return None if death is None else self._rank.first_moment(death)
 
-    def _added_on_stage(self, storage: Storage, chunk: int, micro: int) -> RankMoment:
+    def _added_on_stage(self, storage: Storage) -> Place:
         event = self._rank.handed_over(storage)
-        return self._rank.moment(self._traced.phase_at(event), chunk, micro, event - 0.5)
+        return self._traced.phase_at(event), event - 0.5
 
-    def _released(self, owner: Owner, chunk: int, micro: int) -> RankMoment | None:
-        """When an owner releases a storage in a chunk; None if it never holds it there."""
+    def _released(self, storage: Storage, chunk: int) -> list[Place]:
+        """Where a storage's owners release it in a chunk, if they ever hold it there."""
+        places = (self._end_of(owner, chunk) for owner in storage.owners)
+        return [place for place in places if place is not None]
+
+    def _end_of(self, owner: Owner, chunk: int) -> Place | None:
         traced = self._traced
-        end = len(traced.events) if owner.end is None else self._rank.event_at(owner.end)
+        end = len(traced.events) if owner.end is None else traced.event_from(owner.end)
         if owner.kind is OwnerKind.SAVED_TENSOR:
             if self._saver.get(id(owner), chunk) != chunk:
                 return None
             index = traced.phase_at(end)
             if traced.phases[index].phase in WALKED:
-                return self._rank.moment(index, chunk, micro, end)
-        start = self._rank.event_at(owner.start)
-        index = traced.phase_at(min(start, len(traced.events) - 1))
+                return index, end
+        start = traced.event_from(owner.start)
+        index = traced.phase_at(start)
         if traced.phases[index].phase not in WALKED:
             return None
         first, last = self._rank.part(index, chunk)
-        if start >= last or end <= first:
-            return None
-        return self._rank.moment(index, chunk, micro, min(end, last - 0.1))
+        return None if start >= last or end <= first else (index, min(end, last - 0.1))
 
     @cached_property
     def _saver(self) -> Mapping[int, int]:

@@ -64,22 +64,25 @@ class TracedPhases:
             TracedPhase(phase.step, phase.name, start, end)
             for phase, start, end in zip(graph.phases, starts, ends, strict=True)
         ]
-        self._starts = starts
+        self._phase_of = [
+            i for i, each in enumerate(self.phases) for _ in range(each.start, each.end)
+        ]
 
     def event_after(self, tick: int) -> int:
         """The first event after a tick."""
         return bisect_right(self._ticks, tick)
 
+    def event_from(self, tick: int) -> int:
+        """The first event at a tick or after it."""
+        return bisect_left(self._ticks, tick)
+
     def event_of(self, op: Op) -> int:
         """The first event at or after an operation's tick."""
-        return bisect_left(self._ticks, op.tick)
+        return self.event_from(op.tick)
 
     def phase_at(self, event: int) -> int:
-        """The index of the phase that an event lies in."""
-        index = bisect_right(self._starts, event) - 1
-        while self.phases[index].start == self.phases[index].end:
-            index -= 1
-        return index
+        """The index of the phase that an event lies in; the last one's after the last event."""
+        return self._phase_of[min(event, len(self._phase_of) - 1)]
 
     def same_place(self, event: int, phase: int, other: int) -> float:
         """Where a phase has what another one has at an event: between the same two operations.

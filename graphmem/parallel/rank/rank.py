@@ -9,8 +9,7 @@ weights may be on several.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -72,6 +71,7 @@ class Rank:
         self.layout = layout
         self.rank = rank
         self._units = units or frozenset(blocks.names)
+        self._around: dict[str, list[str]] = {}
         self._reads = dimensions.reads
         self.of_parameter = dimensions.of_parameter
         self._meetings = dimensions.meetings
@@ -85,6 +85,7 @@ class Rank:
             traced.check_one_micro_batch()
         self.slots = list(self._make_slots())
         self._slot_of = {(slot.traced, slot.turn): i for i, slot in enumerate(self.slots)}
+        self._slots_of: dict[tuple[int, int], list[int]] = {}
 
     def _make_slots(self) -> Iterator[Slot]:
         for i, each in enumerate(self.traced.phases):
@@ -129,10 +130,18 @@ class Rank:
 
     def moment(self, index: int, chunk: int, micro: int, event: float) -> RankMoment:
         """The moment of a phase's event, as a micro-batch runs through one of the rank's chunks."""
-        if (index, None) in self._slot_of:
-            return self._slot_of[index, None], event
-        turn = Turn(self.traced.phases[index].phase, self.mine.index(chunk), micro)
-        return self._slot_of[index, turn], event
+        return self.slots_of(index, chunk)[micro], event
+
+    def slots_of(self, index: int, chunk: int) -> Sequence[int]:
+        """By micro-batch, the slot in which one of the rank's chunks runs a phase."""
+        if (index, chunk) not in self._slots_of:
+            is_turn = (index, None) not in self._slot_of
+            own, phase = self.mine.index(chunk), self.traced.phases[index].phase
+            self._slots_of[index, chunk] = [
+                self._slot_of[index, Turn(phase, own, micro) if is_turn else None]
+                for micro in range(self.layout.micro_batches)
+            ]
+        return self._slots_of[index, chunk]
 
     def part(self, index: int, chunk: int) -> tuple[int, int]:
         """A chunk's range of events in a phase: its first, and the one after its last."""
@@ -191,8 +200,11 @@ class Rank:
 
     def _units_around(self, name: str) -> list[str]:
         """The wrapped modules around a module or parameter, outermost first."""
-        ends = [*(i for i, letter in enumerate(name) if letter == "."), len(name)]
-        return [name[:end] for end in ends if name[:end] in self._units]
+        if (found := self._around.get(name)) is None:
+            ends = [*(i for i, letter in enumerate(name) if letter == "."), len(name)]
+            found = [name[:end] for end in ends if name[:end] in self._units]
+            self._around[name] = found
+        return found
 
     @cached_property
     def _unit_spans(self) -> dict[tuple[int, str], tuple[int, int]]:
@@ -218,8 +230,8 @@ class Rank:
     @cached_property
     def units_of_backward(self) -> frozenset[str]:
         """The wrapped modules that run in a backward pass, with the root, which always does."""
-        ran = (unit for phase, unit in self._unit_spans if self._is_backward(phase))
-        return frozenset(("", *ran))
+        modules = {op.module for op in self.graph.ops if self._is_backward(op.phase)}
+        return frozenset(("", *(unit for each in modules for unit in self._units_around(each))))
 
     def _is_backward(self, index: int) -> bool:
         return self.graph.phases[index].name is PhaseName.BACKWARD
@@ -272,10 +284,6 @@ class Rank:
             for output in op.outputs
             if output.storage is not None
         }
-
-    def event_at(self, tick: int) -> int:
-        """The first event at a tick or after it."""
-        return bisect_left(self.traced.events, tick, key=lambda event: event.tick)
 
     @cached_property
     def readers(self) -> Mapping[int, list[tuple[int, int]]]:

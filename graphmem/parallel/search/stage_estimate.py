@@ -25,7 +25,7 @@ from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.rank.allocations import Allocation
 from graphmem.parallel.rank.rank import WALKED, Rank, RankMoment
 from graphmem.parallel.rank.schedule import in_flight
-from graphmem.parallel.sharding.data_parallel import REDUCE_BUCKET_ELEMENTS, kind_of
+from graphmem.parallel.sharding.data_parallel import REDUCE_BUCKET_ELEMENTS
 from graphmem.parallel.sharding.fsdp import ROOT
 from graphmem.parallel.sharding.parameters import FP32_BYTES
 from graphmem.parallel.sharding.shard_sizes import ShardSizes
@@ -134,7 +134,7 @@ class StageEstimate:
         self._groups = groups
         of_kind: dict[OwnerKind | None, list[Allocation]] = {}
         for allocation in allocations:
-            of_kind.setdefault(kind_of(allocation), []).append(allocation)
+            of_kind.setdefault(allocation.kind, []).append(allocation)
         parameters = of_kind.get(OwnerKind.PARAMETER, [])
         gradients = [
             allocation

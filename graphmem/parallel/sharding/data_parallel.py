@@ -68,16 +68,6 @@ class HeldByRank:
     padding: int = 0
 
 
-def kind_of(allocation: Allocation) -> OwnerKind | None:
-    """Parameter, gradient or optimizer state; None for everything else."""
-    if allocation.storage is None:
-        return None
-    for kind in (OwnerKind.PARAMETER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE):
-        if allocation.storage.owned_as(kind):
-            return kind
-    return None
-
-
 class DataParallel:
     """Applies a layout's data parallelism, precision and offload to a rank's allocations.
 
@@ -100,13 +90,13 @@ class DataParallel:
     def _find_parameters(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, ParameterOnRank]:
         found = {}
         for allocation in self._pieces:
-            if kind_of(allocation) is OwnerKind.PARAMETER:
+            if allocation.kind is OwnerKind.PARAMETER:
                 name = allocation.what
                 ranks = self._rank.replicas(name)
                 found[name] = ParameterOnRank(name, allocation, shapes[name], ranks)
         for allocation in self._pieces:
             name = self.parameter_of(allocation)
-            if kind_of(allocation) is OwnerKind.GRADIENT and name in found:
+            if allocation.kind is OwnerKind.GRADIENT and name in found:
                 found[name].gradients.append(allocation)
         return found
 
@@ -144,7 +134,7 @@ class DataParallel:
     def _keep_masters(self) -> None:
         born = self._before_training
         for allocation in self._pieces:
-            if kind_of(allocation) is OwnerKind.OPTIMIZER_STATE or self._is_optimizers(allocation):
+            if allocation.kind is OwnerKind.OPTIMIZER_STATE or self._is_optimizers(allocation):
                 allocation.nbytes = self._widened(allocation)
         for each in self.parameters.values():
             if each.gradients:
@@ -176,7 +166,7 @@ class DataParallel:
         if (
             allocation.storage is None
             or allocation.storage.op is None
-            or kind_of(allocation) is not None
+            or allocation.kind is not None
         ):
             return False
         phase = self._rank.graph.phases[self._rank.graph.ops[allocation.storage.op].phase].name
@@ -243,7 +233,7 @@ class DataParallel:
             parameter = self.parameters.get(name)
             is_state = (
                 allocation.category == Category.OPTIMIZER_STATE
-                or kind_of(allocation) is OwnerKind.OPTIMIZER_STATE
+                or allocation.kind is OwnerKind.OPTIMIZER_STATE
                 or self._is_optimizers(allocation)
             )
             if parameter is None or not is_state:
@@ -262,7 +252,7 @@ class DataParallel:
         whole: dict[str, Allocation] = {}
         for each in pieces:
             is_master = each.category == Category.OPTIMIZER_STATE
-            is_state = is_master or kind_of(each) is OwnerKind.OPTIMIZER_STATE
+            is_state = is_master or each.kind is OwnerKind.OPTIMIZER_STATE
             key = "" if is_master else each.what.rpartition(".")[2]
             if not is_state or each.dies is not None or each.nbytes <= FP32_BYTES:
                 yield each
@@ -348,7 +338,7 @@ class DataParallel:
         layout = self._layout
         kept = []
         for allocation in self._pieces:
-            kind = kind_of(allocation)
+            kind = allocation.kind
             category = allocation.category or kind
             if "optimizer" in layout.offload and (
                 category in (Category.OPTIMIZER_STATE, OwnerKind.OPTIMIZER_STATE)
@@ -371,7 +361,7 @@ class DataParallel:
         on_host: dict[str, int] = {}
         for allocation in kept:
             name = allocation.what if allocation.storage is None else self.parameter_of(allocation)
-            is_gradient = Category.GRADIENT in (allocation.category, kind_of(allocation))
+            is_gradient = Category.GRADIENT in (allocation.category, allocation.kind)
             is_bucket = self._layout.has_buckets and name not in self.parameters
             if not is_gradient or is_bucket:  # DDP's buckets stay
                 continue
