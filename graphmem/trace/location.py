@@ -120,6 +120,7 @@ class Location:
         finally:
             self.unfollow()
             self._outermost = None
+            self.functions.clear()
 
     def unfollow(self) -> None:
         """Track the running module no longer."""

@@ -238,8 +238,8 @@ class Session:
         self.recorder.phases.module_called(trains=is_differentiated())
 
     def _end(self) -> None:
-        """Leave threads that outlive the program alone."""
-        self.mode.is_over = True
+        """Leave threads that outlive the program alone, and hold nothing of its own."""
+        self.mode.is_over, self.mode.belongings = True, None
 
     def name_what_lives(self) -> None:
         """Name what models and optimizers hold, by their current names."""
