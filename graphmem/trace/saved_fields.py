@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -28,13 +29,16 @@ class _OfThread(threading.local):
 
 def names_of(node: Any) -> tuple[str, ...]:
     """The fields that a node exposes, such as "self" and "result"."""
-    kind: Any = type(node)
-    return _names_of(kind)
+    kind = type(node)
+    names = _NAMES.get(kind)
+    if names is None:
+        raw = (name for name in dir(kind) if name.startswith(_RAW))
+        names = _NAMES[kind] = tuple(name.removeprefix(_RAW) for name in raw)
+    return names
 
 
-@cache
-def _names_of(kind: type) -> tuple[str, ...]:
-    return tuple(name.removeprefix(_RAW) for name in dir(kind) if name.startswith(_RAW))
+_NAMES: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
+"""By class: compiled code has one of its own, which goes with it."""
 
 
 class SavedFields:

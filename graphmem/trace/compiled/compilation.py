@@ -49,13 +49,15 @@ _MODULES = (
     "triton.runtime.driver",
 )
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_CODE = "torch._inductor.codecache"
 _WHAT_THEY_KNOW_OF_A_CARD = {
     "torch.utils._triton",
     "torch._dynamo.variables.torch",
-    "torch._inductor.codecache",
+    _CODE,
     "torch._inductor.runtime.benchmarking",
     "torch._inductor.runtime.hints",
     "torch._inductor.utils",
+    "torch.overrides",
 }
 """Modules whose caches depend on the machine, or on functions that graphmem replaces."""
 _FRAMES = "torch._dynamo.eval_frame"
@@ -255,7 +257,20 @@ def _cache_of_its_own() -> Iterator[None]:
         tempfile.TemporaryDirectory(prefix="graphmem-torchinductor_") as folder,
         environment({_CACHE: folder}),
     ):
-        yield
+        try:
+            yield
+        finally:
+            _unload(folder)
+
+
+def _unload(folder: str) -> None:
+    """Unload the modules of kernels in a folder: they hold functions that the trace replaced."""
+    if _CODE in sys.modules:
+        cache = sys.modules[_CODE].PyCodeCache
+        for module in [each for each in cache.modules if str(each.__file__).startswith(folder)]:
+            cache.modules.remove(module)
+            cache.modules_no_attr.pop(module.__file__, None)
+            sys.modules.pop(module.__name__, None)
 
 
 @contextmanager
