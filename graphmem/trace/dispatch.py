@@ -56,6 +56,7 @@ from graphmem.virtual_device.recurrent import RECURRENT
 aten = torch.ops.aten
 
 _CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+_PLAIN = frozenset({FakeTensor, torch.nn.Parameter})
 _KERNELS_ON_CARD = (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CompositeExplicitAutograd)
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _OF_VIRTUAL_GPU = (aten.scaled_dot_product_attention.default, *FAST_PATHS, *CTC_LOSSES, *RECURRENT)
@@ -163,7 +164,7 @@ class TraceMode(CompilableMode):
         # Two calls out of three are `tensor.device`, which is dispatched but is not an operation.
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
-        if any(map(is_wrapper, types)):
+        if not _PLAIN.issuperset(types) and any(map(is_wrapper, types)):
             return NotImplemented  # the tensors inside come here once unwrapped
         if self._recorder.overwritten:
             overwritten.check(self._recorder, func, tensors_of((args, *kwargs.values())))

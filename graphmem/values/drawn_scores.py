@@ -39,6 +39,8 @@ CONTINUOUS = frozenset(
 """Operators that draw from a continuous distribution without bounds."""
 
 _EQUAL = {aten.eq.Tensor: False, aten.eq.Scalar: False, aten.ne.Tensor: True, aten.ne.Scalar: True}
+COMPARED = frozenset(_EQUAL)
+"""The operations that may compare random numbers with others."""
 
 
 class DrawnScores:

@@ -46,7 +46,7 @@ from graphmem.values.arguments import (
     tensors,
 )
 from graphmem.values.card_draws import CardDraws, DeviceGenerators, Draw
-from graphmem.values.drawn_scores import CONTINUOUS, WHY, DrawnScores
+from graphmem.values.drawn_scores import COMPARED, CONTINUOUS, WHY, DrawnScores
 from graphmem.values.held import (
     KNOWN,
     Assumed,
@@ -71,11 +71,12 @@ from graphmem.values.limits import (
 )
 from graphmem.values.memory import RealMemory, geometry_of, laid_out
 from graphmem.values.plans import EMPTY, SHAPED, ValuePlan, own_draws, plan_of
-from graphmem.values.rules import Rule, Rules
-from graphmem.values.straight_through import StraightThrough, are_summed
+from graphmem.values.rules import RULED, Rule, Rules
+from graphmem.values.straight_through import SUMMED, StraightThrough, are_summed
 
 aten = torch.ops.aten
 
+_OF_UNKNOWNS = RULED | COMPARED | SUMMED | SHAPED | {aten.where.self}
 _RANDOM = Rule("random numbers", "those of one draw", "a card draws its own")
 _SEEDED = Rule("random numbers", "what the card draws from the seed", WHY)
 
@@ -203,6 +204,8 @@ class KnownValues(HeldValues):
         self, plan: ValuePlan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Note what is known of results although an operand is not."""
+        if func not in _OF_UNKNOWNS:
+            return
         if is_computed(plan, result):
             if func is aten.where.self:
                 self._select(args, result)

@@ -337,3 +337,5 @@ _COMPARISONS = frozenset(
     for overload in ("Tensor", "Scalar")
 )
 _WITH_ZERO = {aten.eq.Scalar: False, aten.ne.Scalar: True}
+RULED = frozenset({*_CHOICES, *_COUNTS, *_ANSWERS, *_COMPARISONS, *_WITH_ZERO, aten.eq.Tensor})
+"""The operations that a rule may cover."""

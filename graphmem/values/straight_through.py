@@ -102,7 +102,7 @@ class StraightThrough:
 
 def are_summed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
     """Whether a result is the sum or difference of two tensors on the card of its own shape."""
-    if func not in _SUMMED or kwargs or len(args) != 2:
+    if func not in SUMMED or kwargs or len(args) != 2:
         return False
     return all(_is_plain(each) and each.shape == result.shape for each in (*args, result))
 
@@ -113,7 +113,8 @@ def _is_plain(tensor: Any) -> bool:
     return is_dense and not tensor.is_conj() and not tensor.is_neg()
 
 
-_SUMMED = frozenset({aten.add.Tensor, aten.sub.Tensor})
+SUMMED = frozenset({aten.add.Tensor, aten.sub.Tensor})
+"""The operations in which an unknown may cancel out."""
 
 
 def _place(tensor: torch.Tensor) -> _Place:
