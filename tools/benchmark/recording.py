@@ -3,7 +3,8 @@
 The bare run is the floor: the same `build()` and training loop, for as many iterations, in the fake
 mode of the trace, on the CPU with PyTorch's own autograd engine, recording nothing. `whole` is the
 analysis with its passes and report. `values` is how much tracking known values adds to the trace.
-All runs take turns in one process with warm caches; ratios are of pairs.
+All runs take turns in one process with warm caches, as a command's is: the collector is off, and
+what was imported is set aside. Ratios are of pairs.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import Any
 import torch
 
 from graphmem.analysis import Request, run_analysis
+from graphmem.caller import clean_turn
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
+from graphmem.own_process import own_process
 from graphmem.simulate import simulate
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.loop import TrainingLoop
@@ -35,8 +38,9 @@ MODELS: dict[str, Build] = {
 
 def rows(repeat: int) -> Iterator[Row]:
     """One row for each model, in order of size."""
-    for model, build in MODELS.items():
-        yield measure(model, build, repeat)
+    with own_process():
+        for model, build in MODELS.items():
+            yield measure(model, build, repeat)
 
 
 def measure(model: str, build: Build, repeat: int) -> Row:
@@ -77,7 +81,8 @@ def measure(model: str, build: Build, repeat: int) -> Row:
 
 def run_traced(build: Build) -> StepGraph:
     """What `graphmem analyze` does up to the step graph."""
-    return trace(build, gpu=find_gpu(GPU), options=TraceOptions(steps=ITERATIONS))
+    with clean_turn():
+        return trace(build, gpu=find_gpu(GPU), options=TraceOptions(steps=ITERATIONS))
 
 
 def run_whole(build: Build) -> Any:
