@@ -38,6 +38,7 @@ _PLAIN = frozenset(
     {bool, float, int, NoneType, str, torch.device, torch.dtype, torch.layout, torch.memory_format}
 )
 _WHOLE = frozenset({int})
+_CONSTANTS = frozenset({int, NoneType})
 _UPDATES = frozenset(
     getattr(torch.ops.aten, f"{prefix}{name}{ending}")
     for prefix, names, endings in (
@@ -179,11 +180,13 @@ class VirtualFakeMode(FakeTensorMode):
         return self._made_again(entry, func_and_args[-1])
 
     def _is_plain_answer(self, entry: Any) -> bool:
-        """Whether an entry's result is an argument or a dense tensor of fixed sizes."""
+        """Whether a result is an argument, a number, None or a dense tensor of fixed sizes."""
         looks = entry.metadata
-        return entry.inplace_idx is not None or (
-            looks is not None
-            and looks.layout is torch.strided
+        if looks is None:
+            is_argument = entry.inplace_idx is not None
+            return is_argument or type(getattr(entry, "constant_value", entry)) in _CONSTANTS
+        return (
+            looks.layout is torch.strided
             and self.shape_env is None
             and not (looks.is_conj or looks.is_neg)
             and set(map(type, looks.shape)) <= _WHOLE
@@ -194,6 +197,8 @@ class VirtualFakeMode(FakeTensorMode):
         if entry.inplace_idx is not None:
             return args[entry.inplace_idx]
         looks = entry.metadata
+        if looks is None:
+            return entry.constant_value
         with torch._C._DisableTorchDispatch():
             memory = self._empty_strided(
                 looks.shape,
