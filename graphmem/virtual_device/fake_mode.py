@@ -23,6 +23,7 @@ from graphmem.torch_releases.manifest import check_supported
 from graphmem.values.held import HeldValues
 from graphmem.virtual_device.class_losses import LOSSES, with_longs
 from graphmem.virtual_device.layouts import LAYOUTS, VIEWS, view_of
+from graphmem.virtual_device.listed_results import ListedResults, listed
 from graphmem.virtual_device.missing_kernels import check_kernel
 from graphmem.virtual_device.nondeterministic import unasked
 from graphmem.virtual_device.operand_checks import check_operands
@@ -105,8 +106,10 @@ class VirtualFakeMode(FakeTensorMode):
             made = [self._made_again(each, args) for each in infos]
         if answer is None:
             return self._ask(key, func, types, args, kwargs)
-        result = tuple(made) if answer.is_output_tuple else made[0]
         FakeTensorMode.cache_hits += 1
+        if isinstance(answer, ListedResults):
+            return made
+        result = tuple(made) if answer.is_output_tuple else made[0]
         if self.cache_crosscheck_enabled:
             with disable_fake_tensor_cache(self):
                 self._crosscheck_cache_output(result, func, types, args, kwargs or {})
@@ -146,7 +149,7 @@ class VirtualFakeMode(FakeTensorMode):
                 args = as_plain(args)
                 kwargs = {name: as_plain(each) for name, each in (kwargs or {}).items()}
                 result = super().dispatch(func, types, args, kwargs)
-            answer = FakeTensorMode.cache.get(of_thread.key)
+            answer = listed(func, result, args) or FakeTensorMode.cache.get(of_thread.key)
         finally:
             of_thread.key = outer
         infos = getattr(answer, "output_infos", None)  # an entry that refuses to answer has none

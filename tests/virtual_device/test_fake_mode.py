@@ -173,3 +173,21 @@ def test_a_cached_fake_tensor_is_what_the_constructor_makes(
     assert vars(made) == vars(constructed)
     assert torch._C._dispatch_keys(made) == torch._C._dispatch_keys(constructed)
     assert (made.device, made.requires_grad) == (torch.device(device), requires_grad)
+
+
+def test_lists_of_results_are_found_again_as_pytorch_makes_them() -> None:
+    real = [torch.ones(2, 3), torch.ones(4, 5, dtype=torch.bfloat16).t()]
+    mode = VirtualFakeMode()
+    fakes = [mode.from_tensor(each) for each in real]
+    with mode:
+        for _ in range(3):
+            results = torch._foreach_sqrt(fakes)
+
+    assert isinstance(results, list | tuple)
+    assert list(map(looks, results)) == list(map(looks, torch._foreach_sqrt(real)))
+    storages = {each.untyped_storage()._cdata for each in (*fakes, *results)}
+    assert len(storages) == len(fakes) + len(results)
+
+
+def looks(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
