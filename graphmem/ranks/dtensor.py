@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.virtual_device.patching import Replacement
 
-_NAME = "_propagate_tensor_meta_non_cached"
+_NAMES = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")  # the latter to torch 2.5
+_NAME = next(name for name in _NAMES if hasattr(ShardingPropagator, name))
 
 
 def replacements() -> list[Replacement]:

@@ -13,17 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.distributed.fsdp._fully_shard import _fsdp_param_group
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-
 from graphmem.graph import OwnerKind
+from graphmem.torch_releases import installed_one
+from graphmem.torch_releases.rank_names import FSDP2
 from graphmem.trace.naming import module_together, name_copy, name_together
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
 from graphmem.wording import GATHERED, NOT_REDUCED
 
 Call = Callable[..., Any]
+_GROUPS = {since: f"{package}._fsdp_param_group" for since, package in FSDP2.items()}
+_fsdp_param_group: Any = installed_one(_GROUPS)
+FSDPParam: Any = _fsdp_param_group.FSDPParam
+FSDPParamGroup: Any = _fsdp_param_group.FSDPParamGroup
 
 
 def replacements(recorder: Recorder) -> list[Replacement]:

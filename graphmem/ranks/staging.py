@@ -17,16 +17,31 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.cuda import _pin_memory_utils
-from torch.distributed.checkpoint import _state_dict_stager, state_dict_saver
+from torch.distributed.checkpoint import state_dict_saver
 
 from graphmem import constructors
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.installed_build import CHECKPOINTS_HAVE_STAGERS
 from graphmem.virtual_device.copies import is_users
 from graphmem.virtual_device.patching import Replacement
+
+_KINDS = ("Process", "Thread")
 
 
 def replacements() -> list[Replacement]:
     """List the attributes to replace."""
+    saver: Any = state_dict_saver
+    in_process, in_thread = (f"_{kind}BasedAsyncCheckpointExecutor" for kind in _KINDS)
+    return [
+        *(_staging() if CHECKPOINTS_HAVE_STAGERS.holds_in(installed_release()) else []),
+        # before torch 2.7, checkpoints are always saved in a thread
+        *([(saver, in_process, getattr(saver, in_thread))] if hasattr(saver, in_process) else []),
+    ]
+
+
+def _staging() -> list[Replacement]:
+    from torch.distributed.checkpoint import _state_dict_stager
+
     stager = _state_dict_stager.StateDictStager
     of_real: Any = stager._offload_tensor
 
@@ -41,12 +56,7 @@ def replacements() -> list[Replacement]:
                 setattr(made, name, copied)
         return made
 
-    saver: Any = state_dict_saver
-    in_thread = saver._ThreadBasedAsyncCheckpointExecutor
-    return [
-        (stager, "_offload_tensor", offload),
-        (saver, "_ProcessBasedAsyncCheckpointExecutor", in_thread),
-    ]
+    return [(stager, "_offload_tensor", offload)]
 
 
 def _on_host(stager: Any, tensor: FakeTensor, memo: dict[Any, Any]) -> torch.Tensor:
@@ -63,6 +73,8 @@ def _on_host(stager: Any, tensor: FakeTensor, memo: dict[Any, Any]) -> torch.Ten
 
 
 def _pin(memory: torch.UntypedStorage) -> None:
+    from torch.cuda import _pin_memory_utils
+
     address = memory.data_ptr()
     _pin_memory_utils.pin_memory(address, memory.nbytes())
     weakref.finalize(memory, _pin_memory_utils.unpin_memory, address).atexit = False

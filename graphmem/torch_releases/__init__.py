@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 
 from graphmem.torch_releases.differences import AUTOCAST_CASTS_RMS_NORM, Difference, Release
 from graphmem.torch_releases.installed_build import (
@@ -39,6 +41,7 @@ __all__ = [
     "UNUSED_INPUTS_ARE_COUNTED",
     "Difference",
     "Release",
+    "installed_one",
     "installed_release",
     "parse_release",
 ]
@@ -50,3 +53,12 @@ def installed_release() -> Release:
     import torch
 
     return parse_release(torch.__version__)
+
+
+def installed_one(places: dict[Release, str]) -> ModuleType:
+    """The module that has something in the installed release.
+
+    Args:
+        places: its names from some release on, the newest first.
+    """
+    return import_module(next(it for since, it in places.items() if since <= installed_release()))

@@ -6,12 +6,21 @@ from graphmem.torch_releases.differences import OLDEST
 from graphmem.torch_releases.names import Names
 
 _COMPILED = "programs that use torch.compile"
+_HIDING = "hiding graphmem's hooks from the compiler"
+_FRAMES = "torch._dynamo.eval_frame"
+_OWN = "leaving out graphmem's frames"
+_AUTOTUNER = "torch._inductor.runtime.triton_heuristics.CachingAutotuner"
 
 FRONTENDS = {
     (2, 9): "torch._functorch._aot_autograd.frontend_utils",
     OLDEST: "torch._functorch.aot_autograd",
 }
 """The module with `process_inputs`, from some release on; the newest first."""
+PRINTERS = {
+    (2, 6): "torch.utils._sympy.printers",
+    OLDEST: "torch._inductor.codegen.common",
+}
+"""The module with `PythonPrinter`, likewise; the older one keeps importing it."""
 WHERE_MODES_ARE_LOOKED_FOR = (
     "torch._guards",
     "torch._dynamo.utils",
@@ -41,8 +50,32 @@ COMPILER_NAMES = (
         "torch.cond outside compiled code",
     ),
     Names("torch._higher_order_ops.cond", "_get_current_dispatch_mode", "its kernel", "torch.cond"),
-    Names("torch._higher_order_ops.scan", "_get_current_dispatch_mode", "its kernel", "scan"),
-    Names("torch._dynamo.eval_frame", "_callback_from_stance", "code compiled earlier", _COMPILED),
+    Names(
+        "torch._higher_order_ops.scan",
+        "_get_current_dispatch_mode",
+        "its kernel",
+        "scan",
+        since=(2, 6),
+    ),
+    Names(_FRAMES, "_callback_from_stance", "code compiled earlier", _COMPILED, since=(2, 6)),
+    Names(_FRAMES, "_maybe_set_eval_frame", "code compiled earlier", _COMPILED, before=(2, 6)),
+    Names(
+        "torch._dynamo.convert_frame.CatchErrorsWrapper", "__call__", _OWN, _COMPILED, before=(2, 7)
+    ),
+    Names(
+        "torch._C._dynamo.eval_frame",
+        "skip_code skip_code_recursive_flag",
+        _OWN,
+        _COMPILED,
+        before=(2, 7),
+    ),
+    Names(
+        "torch._C._dynamo.eval_frame",
+        "set_code_exec_strategy _FrameExecStrategy _FrameAction",
+        _OWN,
+        _COMPILED,
+        since=(2, 7),
+    ),
     Names("torch._dynamo.utils", "common_constant_types", "properties of the card", _COMPILED),
     Names("torch._dynamo", "reset", "programs that reset it before they compile", _COMPILED),
     Names(
@@ -116,15 +149,17 @@ COMPILER_NAMES = (
     Names(
         "torch._functorch._aot_autograd.utils",
         "top_saved_tensors_hooks",
-        "hiding graphmem's hooks from the compiler",
+        _HIDING,
         _COMPILED,
+        since=(2, 8),
     ),
     Names(
         "torch.nn.modules.module",
-        "_has_any_global_hook _global_forward_pre_hooks _global_forward_hooks",
-        "hiding graphmem's hooks from the compiler",
+        "_global_forward_pre_hooks _global_forward_hooks",
+        _HIDING,
         _COMPILED,
     ),
+    Names("torch.nn.modules.module", "_has_any_global_hook", _HIDING, _COMPILED, since=(2, 8)),
     Names(
         "torch.optim.optimizer",
         "_global_optimizer_pre_hooks _global_optimizer_post_hooks",
@@ -182,6 +217,7 @@ COMPILER_NAMES = (
         "prepare_key load_with_key _write_to_local_cache",
         "reusing what Inductor made in an earlier analysis",
         _COMPILED,
+        since=(2, 7),
     ),
     Names(
         "torch._inductor.compile_fx",
@@ -225,18 +261,28 @@ COMPILER_NAMES = (
         "benchmark_codegened_module",
         "what comparing fused kernels holds",
         "mode='max-autotune'",
+        since=(2, 7),
     ),
     Names(
-        "torch.utils._sympy.printers",
-        "PythonPrinter",
-        "sizes and indices in compiled loops",
-        _COMPILED,
+        "torch._inductor.codegen.triton.TritonScheduling",
+        "benchmark_fused_nodes",
+        "what comparing fused kernels holds",
+        "mode='max-autotune'",
+        before=(2, 7),
     ),
-    Names(
-        "torch._inductor.runtime.triton_heuristics.CachingAutotuner",
-        "precompile _precompile_config _make_launchers run copy_args_to_cpu_if_needed",
-        "Triton kernels",
-        _COMPILED,
+    *(
+        Names(
+            module, "PythonPrinter", "sizes and indices in compiled loops", _COMPILED, since=since
+        )
+        for since, module in PRINTERS.items()
+    ),
+    *(
+        Names(_AUTOTUNER, names, "Triton kernels", _COMPILED, since=since)
+        for since, names in (
+            (OLDEST, "precompile _precompile_config run"),
+            ((2, 6), "copy_args_to_cpu_if_needed"),
+            ((2, 7), "_make_launchers"),
+        )
     ),
     Names(
         "torch._inductor.runtime.autotune_cache.AutotuneCache",
@@ -253,19 +299,25 @@ COMPILER_NAMES = (
         since=(2, 9),
     ),
     Names(
-        "torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", "Triton kernels", _COMPILED
+        "torch._inductor.runtime.triton_helpers",
+        "set_driver_to_gpu",
+        "Triton kernels",
+        _COMPILED,
+        since=(2, 6),
     ),
     Names(
         "torch._inductor.runtime.benchmarking.InductorBenchmarker",
         "benchmark_gpu",
         "choices between kernels",
         _COMPILED,
+        since=(2, 7),
     ),
     Names(
         "torch._inductor.select_algorithm.AlgorithmSelectorCache",
         "get_inputs",
         "naming what is made to choose between kernels",
         _COMPILED,
+        since=(2, 8),
     ),
     Names(
         "torch._inductor.runtime.benchmarking.TritonBenchmarker",
@@ -314,9 +366,16 @@ COMPILER_NAMES = (
     ),
     Names(
         "torch._C._autograd",
-        "_get_current_graph_task_keep_graph _top_saved_tensors_default_hooks",
+        "_get_current_graph_task_keep_graph",
         "tensors that compiled code saved, and when they are freed",
         _COMPILED,
+    ),
+    Names(
+        "torch._C._autograd",
+        "_top_saved_tensors_default_hooks",
+        "tensors that compiled code saved, and when they are freed",
+        _COMPILED,
+        since=(2, 8),
     ),
     Names(
         "torch.autograd.function.BackwardCFunction",

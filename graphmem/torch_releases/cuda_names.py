@@ -11,6 +11,12 @@ from graphmem.torch_releases.names import Build, Names
 _C = "torch._C"
 _PROGRAM = "programs that use it, which would then need a driver"
 _RANKS = "launched jobs"
+_DEVICES = "the list of devices, and the current one"
+_ALL = "the whole virtual GPU"
+_STREAMS = "streams and events of the virtual GPU's clock"
+_WITH_STREAMS = "programs with streams of their own"
+_POOLS = "CUDA graphs and memory pools of the virtual GPU"
+_WITH_POOLS = "programs with CUDA graphs or memory pools"
 
 CUDA_NAMES = (
     Names(
@@ -24,28 +30,43 @@ CUDA_NAMES = (
         "_cuda_init _cuda_isInBadFork _cuda_hasPrimaryContext _cuda_getDeviceCount "
         "_cuda_getDevice _cuda_setDevice _cuda_exchangeDevice _cuda_maybeExchangeDevice "
         "_cuda_canDeviceAccessPeer _cuda_ipc_collect _cuda_getArchFlags _cuda_getCompiledVersion",
-        "the list of devices, and the current one",
-        "the whole virtual GPU",
+        _DEVICES,
+        _ALL,
         build=Build.CUDA,
     ),
     Names(_C, "_gather", "gradients of DataParallel's inputs", "those", build=Build.CUDA),
+    Names(_C, "_has_cuda _get_accelerator", _DEVICES, _ALL),
     Names(
         _C,
-        "_has_cuda _get_accelerator _accelerator_getAccelerator _accelerator_getDeviceIndex "
-        "_accelerator_setDeviceIndex _accelerator_exchangeDevice _accelerator_maybeExchangeDevice",
-        "the list of devices, and the current one",
-        "the whole virtual GPU",
+        "_accelerator_getAccelerator _accelerator_getDeviceIndex _accelerator_setDeviceIndex",
+        _DEVICES,
+        _ALL,
+        since=(2, 6),
+    ),
+    Names(
+        _C,
+        "_accelerator_exchangeDevice _accelerator_maybeExchangeDevice",
+        _DEVICES,
+        _ALL,
+        since=(2, 8),
     ),
     Names(
         _C,
         "_cuda_memoryStats _cuda_resetPeakMemoryStats _cuda_resetAccumulatedMemoryStats "
-        "_cuda_memorySnapshot _cuda_emptyCache _cuda_setMemoryFraction _cuda_getMemoryFraction "
+        "_cuda_memorySnapshot _cuda_emptyCache _cuda_setMemoryFraction "
         "_cuda_record_memory_history _cuda_record_memory_history_legacy _cuda_isHistoryEnabled "
         "_cuda_attach_out_of_memory_observer _cuda_getAllocatorBackend "
-        "_cuda_cudaCachingAllocator_raw_alloc _cuda_cudaCachingAllocator_raw_delete "
-        "_cuda_cudaCachingAllocator_enable",
+        "_cuda_cudaCachingAllocator_raw_alloc _cuda_cudaCachingAllocator_raw_delete",
         "memory queries",
         _PROGRAM,
+        build=Build.CUDA,
+    ),
+    Names(
+        _C,
+        "_cuda_getMemoryFraction _cuda_cudaCachingAllocator_enable",
+        "memory queries",
+        _PROGRAM,
+        since=(2, 6),
         build=Build.CUDA,
     ),
     Names(
@@ -97,30 +118,36 @@ CUDA_NAMES = (
     Names(
         _C,
         "_CudaStreamBase _CudaEventBase",
-        "streams and events of the virtual GPU's clock",
-        "programs with streams of their own",
+        _STREAMS,
+        _WITH_STREAMS,
     ),
     Names(
         _C,
-        "_cuda_getCurrentStream _cuda_getDefaultStream _cuda_getStreamFromExternal "
-        "_cuda_getCurrentRawStream _cuda_setStream _cuda_synchronize _cuda_sleep",
-        "streams and events of the virtual GPU's clock",
-        "programs with streams of their own",
+        "_cuda_getCurrentStream _cuda_getDefaultStream _cuda_getCurrentRawStream _cuda_setStream "
+        "_cuda_synchronize _cuda_sleep",
+        _STREAMS,
+        _WITH_STREAMS,
         build=Build.CUDA,
     ),
     Names(
-        _C,
-        "_cuda_isCurrentStreamCapturing _accelerator_getStream _accelerator_setStream "
-        "_accelerator_synchronizeDevice",
-        "streams and events of the virtual GPU's clock",
-        "programs with streams of their own",
+        _C, "_cuda_getStreamFromExternal", _STREAMS, _WITH_STREAMS, since=(2, 7), build=Build.CUDA
     ),
+    Names(_C, "_cuda_isCurrentStreamCapturing", _STREAMS, _WITH_STREAMS),
+    Names(
+        _C,
+        "_accelerator_getStream _accelerator_setStream _accelerator_synchronizeDevice",
+        _STREAMS,
+        _WITH_STREAMS,
+        since=(2, 6),
+    ),
+    Names(_C, "_host_emptyCache", "page-locked memory", _PROGRAM, build=Build.CUDA),
     Names(
         _C,
         "_cuda_hostMemoryStats _cuda_resetPeakHostMemoryStats "
-        "_cuda_resetAccumulatedHostMemoryStats _host_emptyCache",
+        "_cuda_resetAccumulatedHostMemoryStats",
         "page-locked memory",
         _PROGRAM,
+        since=(2, 7),
         build=Build.CUDA,
     ),
     Names(
@@ -160,12 +187,14 @@ CUDA_NAMES = (
         "_nvrtc_compile _get_cuda_library",
         "compiling and launching kernels in CUDA C++ (`torch.cuda._compile_kernel`)",
         _PROGRAM,
+        since=(2, 8),
     ),
     Names(
         "torch.cuda._utils._CudaKernel",
         "__call__",
         "forgetting the values of what a program's own kernel may have written into",
         _PROGRAM,
+        since=(2, 8),
     ),
     Names(
         "torch.cuda",
@@ -183,10 +212,11 @@ CUDA_NAMES = (
     ),
     Names(
         "torch.cuda",
-        "utilization memory_usage temperature power_draw clock_rate device_memory_used",
+        "utilization memory_usage temperature power_draw clock_rate",
         "what NVML would read off the card",
         _PROGRAM,
     ),
+    Names("torch.cuda", "device_memory_used", "what NVML would read", _PROGRAM, since=(2, 6)),
     Names(
         "torch.cuda",
         "Stream ExternalStream Event is_current_stream_capturing default_generators _cudart "
@@ -206,10 +236,23 @@ CUDA_NAMES = (
     Names("torch.cuda.graphs.CUDAGraph", "__new__", "refusing graphs in `plan`", "that error"),
     Names(
         _C,
-        "_CUDAGraph _graph_pool_handle _MemPool _cuda_beginAllocateToPool "
-        "_cuda_beginAllocateCurrentThreadToPool _cuda_endAllocateToPool _cuda_releasePool",
-        "CUDA graphs and memory pools of the virtual GPU",
-        "programs with CUDA graphs or memory pools",
+        "_CUDAGraph _graph_pool_handle _MemPool _cuda_beginAllocateToPool _cuda_releasePool",
+        _POOLS,
+        _WITH_POOLS,
+    ),
+    Names(
+        _C,
+        "_cuda_beginAllocateCurrentThreadToPool _cuda_endAllocateToPool",
+        _POOLS,
+        _WITH_POOLS,
+        since=(2, 8),
+    ),
+    Names(
+        _C,
+        "_cuda_beginAllocateCurrentStreamToPool _cuda_endAllocateCurrentStreamToPool",
+        _POOLS,
+        _WITH_POOLS,
+        before=(2, 8),
     ),
     Names(
         _C,
@@ -221,11 +264,19 @@ CUDA_NAMES = (
         _C,
         "_construct_CUDA_Tensor_From_Storage_And_Metadata _free_And_Remove_DeleterFn "
         "_has_Standard_Deleter _tensors_data_ptrs_at_indices_equal _set_storage_access_error_msg "
-        "_set_storage_data_ptr_access_error_msg _cuda_CUDAAllocator_AllocatorState "
-        "_cuda_getCheckpointState _cuda_setCheckpointPoolState _cuda_checkPoolLiveAllocations "
+        "_cuda_CUDAAllocator_AllocatorState _cuda_getCheckpointState "
+        "_cuda_setCheckpointPoolState _cuda_checkPoolLiveAllocations "
         "_cuda_get_conv_benchmark_empty_cache _cudnn_set_conv_benchmark_empty_cache",
         "the tensors that graphs of compiled code leave in their pool",
         "mode='reduce-overhead'",
+        build=Build.CUDA,
+    ),
+    Names(
+        _C,
+        "_set_storage_data_ptr_access_error_msg",
+        "the tensors that graphs of compiled code leave in their pool",
+        "mode='reduce-overhead'",
+        since=(2, 6),
         build=Build.CUDA,
     ),
     Names(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 Release = tuple[int, int]
 
-OLDEST: Release = (2, 8)
+OLDEST: Release = (2, 5)
 """The first release that graphmem runs on."""
 NEWEST_TRIED: Release = (2, 15)
 """The last one that its tests have run on (docs/versions.md)."""

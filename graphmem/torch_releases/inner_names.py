@@ -6,14 +6,11 @@ from graphmem.torch_releases.names import Names
 
 _NO_TRACE = "every trace"
 _BACKWARD = "the backward pass"
-_RANKS = "launched jobs"
 _FACTORIES = (
     "arange as_tensor asarray empty empty_like empty_strided eye full full_like linspace logspace "
     "ones ones_like rand rand_like randint randint_like randn randn_like randperm scalar_tensor "
     "tensor tril_indices triu_indices zeros zeros_like"
 )
-_FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param"
-_NAMES_OF_SHARDS = "the memory of fully_shard, and its names"
 _NESTED = "nested_tensor as_nested_tensor narrow"
 _DRAWING = "_no_grad_trunc_normal_ _no_grad_uniform_ _no_grad_normal_ _no_grad_fill_ _no_grad_zero_"
 
@@ -143,17 +140,23 @@ INNER_NAMES = (
     Names(
         "torch._subclasses.fake_tensor",
         "DataDependentOutputException DynamicOutputShapeException FakeTensor FakeTensorMode "
-        "UnsupportedOperatorException _BypassDispatchCache disable_fake_tensor_cache "
-        "init_gpu_context",
+        "UnsupportedOperatorException _BypassDispatchCache init_gpu_context",
         "tensors without data",
         _NO_TRACE,
     ),
     Names(
         "torch._subclasses.fake_tensor.FakeTensorMode",
-        "_prep_args_for_hash _dispatch_impl _get_output_tensor_from_cache_entry "
-        "_cache_key _crosscheck_cache_output avoid_device_init create_symbolic_nested_int",
+        "_prep_args_for_hash _dispatch_impl _cache_key avoid_device_init "
+        "create_symbolic_nested_int",
         "tensors without data",
         _NO_TRACE,
+    ),
+    Names(
+        "torch._subclasses.fake_tensor.FakeTensorMode",
+        "_get_output_tensor_from_cache_entry",
+        "answers of its cache, faster",
+        "the speed of a trace",
+        since=(2, 6),
     ),
     Names(
         "torch._subclasses.fake_tensor.FakeTensor",
@@ -185,6 +188,7 @@ INNER_NAMES = (
     Names("torch._ops", "OpOverload", "operations", _NO_TRACE),
     Names("torch._ops.OpOverload", "_can_decompose", "composites", "inference mode"),
     Names("torch.library.Library", "_destroy", "removing kernels again", _NO_TRACE),
+    Names("torch.library", "_impls", "kernels in place of others", _NO_TRACE, before=(2, 8)),
     Names(
         "torch.utils._python_dispatch",
         "TorchDispatchMode _disable_current_modes _get_current_dispatch_mode_stack _pop_mode "
@@ -248,103 +252,7 @@ INNER_NAMES = (
     Names("torch.nn.RNNBase", "flatten_parameters", "cuDNN's layers", "LSTM, GRU"),
     Names("torch.nn.parallel._functions", "_streams _get_stream Scatter", "DataParallel", "it"),
     Names("torch.nn.parallel._functions.Scatter", "forward", "DataParallel", "it"),
-    # torch.distributed
-    Names("torch._prims_common", "make_contiguous_strides_for", "parameters' strides", "DDP"),
-    Names(
-        "torch.distributed",
-        "Reducer Logger _verify_params_across_processes _register_comm_hook "
-        "_register_builtin_comm_hook",
-        "DistributedDataParallel",
-        "it",
-    ),
-    Names(
-        "torch.distributed.distributed_c10d",
-        "_new_process_group_helper _set_pg_timeout _store_based_barrier",
-        "process groups",
-        _RANKS,
-    ),
-    Names("torch.distributed.rendezvous", "TCPStore FileStore", "process groups", _RANKS),
-    Names(
-        "torch.distributed.distributed_c10d",
-        "broadcast scatter all_gather gather _object_to_tensor _pickler",
-        "objects that ranks send",
-        _RANKS,
-    ),
-    Names("torch.distributed.distributed_c10d", "all_gather_single", "them", _RANKS, (2, 14)),
-    *(
-        Names(module, "batch_isend_irecv", "messages in batches", _RANKS)
-        for module in ("torch.distributed.distributed_c10d", "torch.distributed")
-    ),
-    *(
-        Names(module, "_sync_params_and_buffers", "weights that one rank sends to all", _RANKS)
-        for module in ("torch.distributed.utils", "torch.distributed.fsdp._init_utils")
-    ),
-    *(
-        Names(f"torch.distributed.fsdp.{where}", names, "FullyShardedDataParallel", _RANKS)
-        for where, names in (
-            ("_init_utils", "_init_device_handle _get_device_from_device_id _get_compute_device"),
-            ("fully_sharded_data_parallel", "_init_device_handle"),
-            ("_flat_param.FlatParamHandle", "_use_unsharded_flat_param"),
-            ("_runtime_utils", "_post_backward_reshard _post_reduce_grad_callback"),
-        )
-    ),
-    Names(
-        "torch.distributed.fsdp._optim_utils",
-        "_map_param_key_to_optim_keys _allgather_orig_param_states",
-        "optimizer states that only other ranks hold",
-        _RANKS,
-    ),
-    Names(
-        "torch.distributed.checkpoint.default_planner",
-        "_validate_global_plan dedup_save_plans",
-        "distributed checkpoints of a single rank",
-        _RANKS,
-    ),
-    Names(
-        "torch.distributed.checkpoint._state_dict_stager.StateDictStager",
-        "_offload_tensor",
-        "staging of checkpoints that are saved while training goes on",
-        _RANKS,
-    ),
-    Names(
-        "torch.distributed.checkpoint.state_dict_saver",
-        "_ProcessBasedAsyncCheckpointExecutor _ThreadBasedAsyncCheckpointExecutor",
-        "checkpoints that are saved while training goes on",
-        _RANKS,
-    ),
-    Names("torch.cuda._pin_memory_utils", "pin_memory", "async_save in pinned memory", _RANKS),
-    Names("torch.distributed", "TCPStore", "stores that a script makes", _RANKS),
-    Names("torch.distributed", "FileStore", "stores that a script makes", _RANKS),
-    Names("torch.distributed.rpc", "init_rpc", "refusing remote calls", _RANKS),
-    Names("torch.multiprocessing", "start_processes", "ranks that a script starts", _RANKS),
-    Names("torch.multiprocessing.spawn", "start_processes", "ranks that a script starts", _RANKS),
-    Names("torch.distributed.c10d_logger", "_get_msg_dict", "collectives that fail", _RANKS),
-    Names("torch.distributed.distributed_c10d", "_world", "process groups", _RANKS),
-    Names("torch.distributed.device_mesh", "_get_device_handle", "the card of a rank", _RANKS),
-    Names("torch.distributed.distributed_c10d.Backend", "_plugins", "process groups", _RANKS),
-    Names(
-        "torch.distributed.tensor._sharding_prop.ShardingPropagator",
-        "_propagate_tensor_meta_non_cached",
-        "DTensors",
-        _RANKS,
-    ),
-    Names(f"{_FSDP2}_group", "foreach_all_gather foreach_reduce", _NAMES_OF_SHARDS, _RANKS),
-    Names(f"{_FSDP2}_group.FSDPParamGroup", "post_backward", _NAMES_OF_SHARDS, _RANKS),
-    Names(f"{_FSDP2}.FSDPParam", "reset_sharded_param to_unsharded", _NAMES_OF_SHARDS, _RANKS),
-    Names(
-        "torch.distributed.pipelining.stage._PipelineStageBase",
-        "_output_slot_is_releasable",
-        "releasing what a pipeline's stage has sent",
-        _RANKS,
-        since=(2, 15),
-    ),
-    Names("torch._C._distributed_c10d", "ProcessGroup Work ReduceOp", "collectives", _RANKS),
-    Names(
-        "torch._C._distributed_c10d",
-        "AllgatherOptions AllreduceOptions BroadcastOptions",
-        "what C++ passes with a collective",
-        _RANKS,
-    ),
+    Names("torch._C", "_get_nested_int", "sizes of jagged tensors", "them", before=(2, 6)),
     Names("torch.nested", _NESTED, "refusing strided nested tensors by name", "that error"),
     Names(
         "torch.nested._internal.nested_tensor",

@@ -7,6 +7,46 @@ from __future__ import annotations
 
 from graphmem.torch_releases.differences import Difference
 
+NESTED_INTS_ARE_OF_PYTHON = Difference(
+    (2, 6),
+    "a jagged tensor's size is an object of Python",
+    "torch/nested/_internal/nested_int.py, in the wheels of 2.5.1 (none) and 2.6.0",
+)
+CHECKPOINTS_HAVE_STAGERS = Difference(
+    (2, 8),
+    "`async_save` copies a checkpoint's tensors to the host by a `StateDictStager`",
+    "torch/distributed/checkpoint/_state_dict_stager.py, in the wheels of 2.7.1 (none) and 2.8.0",
+)
+KERNELS_ARE_COMPILED_BY_WORKERS = Difference(
+    (2, 7),
+    "a worker compiles Inductor's kernels; before, the program's process does, and keeps each",
+    "torch/_inductor/async_compile.py, `triton`, in the wheels of 2.6.0 and 2.7.1",
+)
+CACHED_GRAPHS_ARE_BYTES = Difference(
+    (2, 7),
+    "Inductor's cache of graphs takes their bytes, so that one analysis can give another its own",
+    "torch/_inductor/codecache.py, `_write_to_local_cache`; the wheels of 2.6.0 and 2.7.1",
+)
+SAVED_TENSOR_HOOKS_CAN_BE_READ = Difference(
+    (2, 8),
+    "the hooks for saved tensors can be read, and set aside one by one",
+    "torch/csrc/autograd/init.cpp, `_top_saved_tensors_default_hooks`; the wheels of 2.7.1, 2.8.0",
+)
+FRAMES_HAVE_STRATEGIES = Difference(
+    (2, 7),
+    "Dynamo can be told whether to compile a frame before it meets it",
+    "torch/csrc/dynamo/eval_frame.c, `set_code_exec_strategy`; the wheels of 2.6.0 and 2.7.1",
+)
+POOLS_ARE_OF_THREADS = Difference(
+    (2, 8),
+    "`use_mem_pool` sends one thread's requests to a pool; before, all, and a context names it",
+    "torch/cuda/memory.py, `use_mem_pool`, `MemPoolContext`, in the wheels of 2.7.1 and 2.8.0",
+)
+KERNELS_MAY_BE_OVERRIDDEN = Difference(
+    (2, 8),
+    "`Library.impl` has `allow_override`",
+    "torch/library.py, in the wheels of 2.7.1 and 2.8.0",
+)
 MODES_MAY_BE_COMPILED_UNDER = Difference(
     (2, 9),
     "Dynamo looks through modes by `ignore_compile_internals`; before, through those of PyTorch's",

@@ -15,9 +15,10 @@ from graphmem.torch_releases.cuda_names import CUDA_NAMES
 from graphmem.torch_releases.differences import NEWEST_TRIED, OLDEST, Release
 from graphmem.torch_releases.inner_names import INNER_NAMES
 from graphmem.torch_releases.names import Names, owner_at
+from graphmem.torch_releases.rank_names import RANK_NAMES
 from graphmem.torch_releases.release import written
 
-MANIFEST = (*CUDA_NAMES, *INNER_NAMES, *COMPILER_NAMES)
+MANIFEST = (*CUDA_NAMES, *INNER_NAMES, *RANK_NAMES, *COMPILER_NAMES)
 _HAS_CUDA = torch.version.cuda is not None  # read now: the virtual GPU replaces it later
 
 

@@ -1,8 +1,8 @@
 """A row in the list of PyTorch names, and whether the installed PyTorch has them.
 
 Private names of PyTorch may disappear with any release. Each one that graphmem reads or replaces
-has a row in `cuda_names.py`, `inner_names.py` or `compiler_names.py`, so that a missing one is
-noticed at the start.
+has a row in `cuda_names.py`, `inner_names.py`, `rank_names.py` or `compiler_names.py`, so that a
+missing one is noticed at the start.
 """
 
 from __future__ import annotations

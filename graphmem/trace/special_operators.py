@@ -39,7 +39,7 @@ _FUSED_UPDATES = (
     aten._fused_sgd_.default,
     aten._fused_sgd_.tensor_lr,
     aten._fused_adagrad_.default,
-    aten._fused_adagrad_.tensor_lr,
+    *([aten._fused_adagrad_.tensor_lr] if "tensor_lr" in aten._fused_adagrad_.overloads() else []),
     aten._fused_adam_.tensor_lr,
     aten._fused_adamw_.tensor_lr,
 )

@@ -24,7 +24,6 @@ import torch
 import torch.nested
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nested._internal import nested_tensor as jagged
-from torch.nested._internal.nested_int import NestedIntNode
 from torch.nn.attention.bias import CausalBias
 
 from graphmem import constructors
@@ -32,6 +31,7 @@ from graphmem.trace.location import Location
 from graphmem.trace.messages import NestedLayoutError
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.refused_operators import at
+from graphmem.virtual_device.fake_mode import nested_int
 from graphmem.virtual_device.patching import Replacement
 
 _NESTED = ("nested_tensor", "as_nested_tensor", "narrow")
@@ -63,7 +63,7 @@ def _ragged_size(recorder: Recorder) -> Callable[..., torch.SymInt]:
         if storage is not None:
             place = storage.id, offsets.storage_offset(), *offsets.shape, *offsets.stride()
             moved = offsets.nested_int_memo
-            made = torch.SymInt(NestedIntNode(next(_numbers), 1)) if moved is None else moved
+            made = nested_int(next(_numbers)) if moved is None else moved
             found = jagged._tensor_symint_registry[offsets] = known.setdefault(place, made)
             return found * coeff
         found = of_host(offsets, coeff=coeff)

@@ -135,12 +135,12 @@ def choosing_hooks(are_users: Callable[[], bool]) -> Replacement:
     switch = engines.set_autograd_compiler
     _PROCESS.was_on = False  # for this program
 
-    def switch_and_choose(compiler: Any, dynamic: bool) -> Any:
+    def switch_and_choose(compiler: Any, *dynamic: bool) -> Any:
         _PROCESS.was_on |= compiler is not None
         is_for_none = compiler is None and not is_running()
         if not _compiler_traces():
             _leave_out_hooks(not is_for_none and not are_users())
-        return switch(compiler, dynamic)
+        return switch(compiler, *dynamic)  # before torch 2.6 there is none
 
     return engines, "set_autograd_compiler", switch_and_choose
 

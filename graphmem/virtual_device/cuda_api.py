@@ -105,7 +105,7 @@ def replacements(
         *_devices_by_number(pinned, memory.devices),
         (FakeTensor, "__format__", _format),
         # It makes a tensor on the device: up to 2.11 wherever `torch.cuda.is_available()` is true.
-        (fake_tensor, "init_gpu_context", lambda device: None),
+        (fake_tensor, "init_gpu_context", lambda device=None: None),
     ]
 
 

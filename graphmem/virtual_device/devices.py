@@ -68,11 +68,12 @@ class Devices:
         """Make only the checks of `cudaSetDevice`.
 
         Raises:
-            torch.AcceleratorError: there is no such device.
+            torch.AcceleratorError: there is no such device (before torch 2.8, `RuntimeError`).
         """
         self.is_initialized = True
         if index >= self.count:
-            raise torch.AcceleratorError(f"CUDA error: invalid device ordinal\n{_help()}\n")
+            error = getattr(torch, "AcceleratorError", RuntimeError)
+            raise error(f"CUDA error: invalid device ordinal\n{_help()}\n")
 
     def set(self, index: int) -> None:
         """`cudaSetDevice`; negative indices are ignored (`THCPModule_setDevice_wrap`)."""

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from graphmem.virtual_device.overriding import override
+
 aten = torch.ops.aten
 
 _LONGEST_ROW = 1024  # `softmax_elements` of a persistent softmax
@@ -55,7 +57,7 @@ class FastPaths:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for func, kernel in zip(FAST_PATHS, (self.attention, self.encoder_layer), strict=True):
-                library.impl(func, kernel, "CUDA", allow_override=True)
+                override(library, func.name().removeprefix("aten::"), kernel, "CUDA")
 
     def attention(
         self,

@@ -9,16 +9,11 @@ from types import NoneType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    _BypassDispatchCache,
-    disable_fake_tensor_cache,
-)
-from torch.nested._internal.nested_int import NestedIntNode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
 
 from graphmem import constructors
 from graphmem.torch_releases import COPIES_TO_DEVICES_KEPT_OFF, installed_release
+from graphmem.torch_releases.installed_build import NESTED_INTS_ARE_OF_PYTHON
 from graphmem.torch_releases.manifest import check_supported
 from graphmem.values.held import HeldValues
 from graphmem.virtual_device.class_losses import LOSSES, with_longs
@@ -102,25 +97,22 @@ class VirtualFakeMode(FakeTensorMode):
         with torch._C.DisableTorchFunction():  # else each look at a tensor looks for it
             key = self._key_of(func, args, kwargs)
             answer = None if key is None else self._answers.get(key)
-            infos = () if answer is None else answer.output_infos
+            infos = () if answer is None else _results_of(answer)
             made = [self._made_again(each, args) for each in infos]
         if answer is None:
             return self._ask(key, func, types, args, kwargs)
         FakeTensorMode.cache_hits += 1
         if isinstance(answer, ListedResults):
             return made
-        result = tuple(made) if answer.is_output_tuple else made[0]
-        if self.cache_crosscheck_enabled:
-            with disable_fake_tensor_cache(self):
-                self._crosscheck_cache_output(result, func, types, args, kwargs or {})
-        return result
+        return tuple(made) if getattr(answer, "is_output_tuple", False) else made[0]
 
     def _key_of(self, func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, ...] | None:
         """What PyTorch's key in its cache has (`_cache_key`); None if only PyTorch can tell.
 
         A trace has no symbolic sizes, so what tells them apart is left out.
         """
-        if not self.cache_enabled or self.shape_env is not None:
+        is_used = self.cache_enabled and not self.cache_crosscheck_enabled
+        if not is_used or self.shape_env is not None:
             return None
         key = [
             func,
@@ -152,8 +144,8 @@ class VirtualFakeMode(FakeTensorMode):
             answer = listed(func, result, args) or FakeTensorMode.cache.get(of_thread.key)
         finally:
             of_thread.key = outer
-        infos = getattr(answer, "output_infos", None)  # an entry that refuses to answer has none
-        if key is not None and infos is not None and all(map(self._is_plain_answer, infos)):
+        infos = _results_of(answer)
+        if key is not None and infos and all(map(self._is_plain_answer, infos)):
             self._answers[key] = answer
         return result
 
@@ -241,7 +233,7 @@ class VirtualFakeMode(FakeTensorMode):
         """The number of a jagged tensor's offsets itself, as a trace has no symbols for it."""
         if nt_tensor_id is None:
             return super().create_symbolic_nested_int()
-        return torch.SymInt(NestedIntNode(nt_tensor_id, 1))
+        return nested_int(nt_tensor_id)
 
     def _prep_args_for_hash(self, result: list[Any], args: Any, *rest: Any) -> None:
         """Append the arguments' key in the cache of results.
@@ -277,6 +269,25 @@ class VirtualFakeMode(FakeTensorMode):
         return (
             tensor.fake_mode is self and tensor.constant is None and tensor.layout is torch.strided
         )
+
+
+def nested_int(number: int) -> torch.SymInt:
+    """A jagged tensor's size, which equals those of the same number."""
+    if not NESTED_INTS_ARE_OF_PYTHON.holds_in(installed_release()):
+        return torch._C._get_nested_int(number, 1)
+    from torch.nested._internal.nested_int import NestedIntNode
+
+    return torch.SymInt(NestedIntNode(number, 1))
+
+
+def _results_of(answer: Any) -> Sequence[Any]:
+    """The results that an entry describes; before torch 2.6 it is itself the description of one.
+
+    None and an entry that refuses to answer describe none.
+    """
+    only = (answer,) if hasattr(answer, "inplace_idx") else ()
+    results: Sequence[Any] = getattr(answer, "output_infos", only)
+    return results
 
 
 def _wrapping(mode: VirtualFakeMode) -> Callable[[torch.Tensor, torch.device], FakeTensor]:

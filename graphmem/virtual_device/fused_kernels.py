@@ -29,6 +29,8 @@ def fused_kernels(torch_release: tuple[int, int]) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     try:
         for name, since in _SINCE.items():
+            if not hasattr(torch.ops.aten, name):  # the installed release is older
+                continue
             has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA")
             if torch_release >= since and not has_kernel:
                 library.impl(name, _never_called, "CUDA")

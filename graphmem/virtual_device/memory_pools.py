@@ -11,14 +11,16 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.cuda.memory
 
 from graphmem.allocator import PoolId
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.installed_build import POOLS_ARE_OF_THREADS
 from graphmem.virtual_device.device_memory import DeviceMemory
-from graphmem.virtual_device.messages import PoolAllocatorError
+from graphmem.virtual_device.messages import OldPoolError, PoolAllocatorError
 from graphmem.virtual_device.patching import Replacement, replaced, run_again
 
 
@@ -44,6 +46,8 @@ def pool_replacements(memory: DeviceMemory, handles: PoolHandles) -> list[Replac
         (torch._C, "_MemPool", _pool_base(memory, handles)),
         *((torch._C, name, function) for name, function in _functions(memory).items()),
     ]
+    if not POOLS_ARE_OF_THREADS.holds_in(installed_release()):
+        return [*bases, (torch.cuda.MemPool, "__new__", staticmethod(_refused))]
     with replaced(bases):
         own = run_again(torch.cuda.memory)
     return [
@@ -62,14 +66,27 @@ def _functions(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
         thread = memory.thread
         memory.begin_pool(pool_id, lambda stream: memory.thread == thread)
 
+    def begin_of_stream(device: int, pool_id: PoolId) -> None:
+        current = memory.current_stream
+        memory.begin_pool(pool_id, lambda stream: stream == current)
+
+    def end(device: int, pool_id: PoolId) -> None:
+        memory.end_pool(pool_id)
+
     return {
         "_cuda_beginAllocateCurrentThreadToPool": begin_of_thread,
         "_cuda_beginAllocateToPool": lambda device, pool_id: memory.begin_pool(
             pool_id, lambda stream: True
         ),
-        "_cuda_endAllocateToPool": lambda device, pool_id: memory.end_pool(pool_id),
+        "_cuda_endAllocateToPool": end,
+        "_cuda_beginAllocateCurrentStreamToPool": begin_of_stream,
+        "_cuda_endAllocateCurrentStreamToPool": end,
         "_cuda_releasePool": lambda device, pool_id: memory.release_pool(pool_id),
     }
+
+
+def _refused(*args: Any, **kwargs: Any) -> NoReturn:
+    raise OldPoolError()
 
 
 def _pool_base(of_memory: DeviceMemory, handles: PoolHandles) -> type:

@@ -65,6 +65,16 @@ class PoolAllocatorError(InputError):
         )
 
 
+class OldPoolError(InputError):
+    """A memory pool of a release whose pools followed contexts of their own."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the virtual GPU does not model memory pools of torch before 2.8",
+            hint="leave `torch.cuda.MemPool` out of the run, or run it on a newer torch",
+        )
+
+
 class UnknownStandInError(InputError):
     """There is no stand-in of this name."""
 

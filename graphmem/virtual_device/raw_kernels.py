@@ -66,6 +66,12 @@ def _launch_for_each(
 
 def raw_kernel_replacements() -> list[Replacement]:
     """List what compiling and launching a kernel replaces."""
+    for_each = (torch._C, "_cuda_jiterator_compile_and_launch_kernel", _launch_for_each)
+    return [for_each, *(_compiled_by_nvrtc() if hasattr(_utils, "_CudaKernel") else [])]
+
+
+def _compiled_by_nvrtc() -> list[Replacement]:
+    """Of `torch.cuda._compile_kernel`, which torch has since 2.8."""
     driver = _Driver()
     launch = _utils._CudaKernel.__call__
     signature = inspect.signature(launch)
@@ -79,5 +85,4 @@ def raw_kernel_replacements() -> list[Replacement]:
         (_utils._CudaKernel, "__call__", launch_and_forget),
         (_utils, "_nvrtc_compile", _compile_nothing),
         (_utils, "_get_cuda_library", lambda: driver),
-        (torch._C, "_cuda_jiterator_compile_and_launch_kernel", _launch_for_each),
     ]

@@ -29,6 +29,7 @@ from graphmem.cudnn_recurrent import (
     dropout_state_bytes,
     extents,
 )
+from graphmem.virtual_device.overriding import override
 
 aten = torch.ops.aten
 
@@ -59,7 +60,7 @@ def recurrent_layers(multiprocessors: int) -> Iterator[None]:
                 library.impl(
                     f"{name}.data", _where_enabled(layers.packed(mode), operator.data), key
                 )
-        library.impl("_cudnn_rnn", _forward, "Meta", allow_override=True)
+        override(library, "_cudnn_rnn", _forward, "Meta")
         library.impl("_cudnn_rnn_backward", _backward, "Meta")
         yield
     finally:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from abc import ABCMeta
 from types import ModuleType
 from typing import Any
 
@@ -117,8 +118,11 @@ def _functions(memory: DeviceMemory, own: ModuleType) -> dict[str, Any]:
     }
 
 
-class _OfAnyDevice(type):
-    """Metaclass: makes the virtual GPU's class for CUDA, PyTorch's own for other devices."""
+class _OfAnyDevice(ABCMeta):
+    """Metaclass: makes the virtual GPU's class for CUDA, PyTorch's own for other devices.
+
+    Up to torch 2.5 `torch.cuda.Stream` has an abstract base, too (torch/_streambase.py).
+    """
 
     own: Any
     of_cuda: Any

@@ -119,14 +119,14 @@ def test_an_older_torch_is_rejected_in_one_line_before_anything_is_patched(
         "import torch\ndef build():\n    return torch.nn.Linear(8, 8), torch.ones(8)\n"
     )
     before = {name: getattr(torch.Tensor, name) for name in ("to", "cuda", "data_ptr")}
-    pretending("2.7.1")
+    pretending("2.4.1")
 
     done = run_graphmem("analyze", f"{model}:build")
 
     assert done.exit_code == 2
     first, hint = done.stderr.splitlines()
     assert first == (
-        "error: torch 2.7.1 is too old: graphmem runs on 2.8 to 2.15, and on newer ones"
+        "error: torch 2.4.1 is too old: graphmem runs on 2.5 to 2.15, and on newer ones"
     )
     assert hint.startswith("hint: ")
     assert before == {name: getattr(torch.Tensor, name) for name in before}

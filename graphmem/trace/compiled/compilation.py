@@ -16,6 +16,8 @@ import torch
 
 from graphmem.environment import environment
 from graphmem.private_cache import PrivateCache, users_folder
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.installed_build import CACHED_GRAPHS_ARE_BYTES
 from graphmem.trace import whole_backward
 from graphmem.trace.compiled import (
     dynamo,
@@ -29,7 +31,7 @@ from graphmem.trace.compiled import (
 from graphmem.trace.compiled.kernel_loops import KernelCall, KernelCalls
 from graphmem.trace.compiled.origins import Origins, buffers_of
 from graphmem.trace.compiled.reuse import MOST_BYTES, Learned, Reuse
-from graphmem.trace.compiled.savings import Savings, compiled_graph
+from graphmem.trace.compiled.savings import Savings, compiled_graph, is_backward
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.trace.messages import NoTritonError
@@ -116,14 +118,13 @@ class Compilation:
         ]
         frames = sys.modules.get(_FRAMES)
         if frames is not None:  # functions compiled before the program began go through this
-            choose = frames._callback_from_stance
 
             def chosen(callback: Any) -> Any:
                 if callback not in (None, False):
                     self.switch_on()
-                return choose(callback)
+                return callback
 
-            found.append((frames, "_callback_from_stance", chosen))
+            found.append(dynamo.passing_compilers(frames, chosen))
             # It imports modules that a build for CPUs has only once the compiler is on.
             found.append((torch._dynamo, "reset", self._first(torch._dynamo.reset)))
         return found
@@ -209,7 +210,8 @@ class Compilation:
             savings.code.graphs.append(learned.graph)
 
         # In a run Python's collector is at work, at moments that depend on what is made.
-        folder = None if self._knows_memory else users_folder()
+        is_kept = not self._knows_memory and CACHED_GRAPHS_ARE_BYTES.holds_in(installed_release())
+        folder = users_folder() if is_kept else None
         reuse = folder and Reuse(PrivateCache(folder, MOST_BYTES), learn, self._effects)
 
         def note_call(name: str, call: KernelCall) -> None:
@@ -221,7 +223,7 @@ class Compilation:
             constants = bool(graph.constants or graph.torchbind_constants)
             learned = Learned(buffers_of(graph), compiled_graph(graph), {**written}, constants)
             learn(str(module.__file__), learned)
-            self.noted(not (graph.is_inference or graph.is_backward))
+            self.noted(not (graph.is_inference or is_backward(graph)))
             if reuse:
                 reuse.note(learned)
             return module

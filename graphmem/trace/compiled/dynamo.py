@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import BaseTorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from graphmem.frames import Origin, is_of_absent_package, origin_of
-from graphmem.torch_releases import installed_release
+from graphmem.torch_releases import installed_one, installed_release
 from graphmem.torch_releases.compiler_names import FRONTENDS, WHERE_MODES_ARE_LOOKED_FOR
+from graphmem.torch_releases.installed_build import FRAMES_HAVE_STRATEGIES
 from graphmem.trace.compiled.savings import Savings
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.trace.proxies import is_own_fake
@@ -78,6 +79,7 @@ def replacements(unwatched: Unwatched, savings: Savings) -> list[Replacement]:
         *_switches_of_devices(),
         *_tensors_of_traces(),
         *_guards_under_modes(),
+        *_frames_left(),
     ]
 
 
@@ -115,10 +117,9 @@ def _tensors_of_traces() -> Iterator[Replacement]:
     those that are not fake yet: parameters have static shapes then, and the others the symbols
     that Dynamo chose (`process_inputs`, torch/_functorch/_aot_autograd/frontend_utils.py).
     """
-    frontend = next(each for since, each in FRONTENDS.items() if since <= installed_release())
-    yield importlib.import_module(frontend), "FakeTensor", _OwnFake
-    for name in {*WHERE_MODES_ARE_LOOKED_FOR, frontend}:
-        module = importlib.import_module(name)
+    frontend = installed_one(FRONTENDS)
+    yield frontend, "FakeTensor", _OwnFake
+    for module in {frontend, *map(importlib.import_module, WHERE_MODES_ARE_LOOKED_FOR)}:
         yield module, "detect_fake_mode", _of_the_trace(module.detect_fake_mode)
 
 
@@ -207,13 +208,56 @@ def _with_stand_ins(rules: dict[Any, Any]) -> dict[Any, Any]:
     }
 
 
+def passing_compilers(frames: Any, answer: Callable[[Any], Any]) -> Replacement:
+    """Have compiled functions, at each call, use the compiler that is the answer to theirs.
+
+    Args:
+        frames: `torch._dynamo.eval_frame`.
+        answer: takes and returns a compiler, or None.
+    """
+    names = ("_callback_from_stance", "_maybe_set_eval_frame")  # the latter before torch 2.6
+    name = next(each for each in names if hasattr(frames, each))
+    use = getattr(frames, name)
+
+    def use_answer(callback: Any) -> Any:
+        return use(answer(callback))
+
+    if not FRAMES_HAVE_STRATEGIES.holds_in(installed_release()):
+        _engine().skip_code(use_answer.__code__)  # it may end compilation
+    return frames, name, use_answer
+
+
+def _engine() -> Any:
+    return torch._C._dynamo.eval_frame
+
+
+def _frames_left() -> Iterator[Replacement]:
+    """Do as `leave_own_frames` where frames have no strategies (up to torch 2.6).
+
+    What Dynamo returns for a frame is kept with its code (`_custom_eval_frame`,
+    torch/csrc/dynamo/eval_frame.c).
+    """
+    if FRAMES_HAVE_STRATEGIES.holds_in(installed_release()):
+        return
+    wrapper = importlib.import_module("torch._dynamo.convert_frame").CatchErrorsWrapper
+    convert, skip = wrapper.__call__, _engine().skip_code_recursive_flag
+
+    @functools.wraps(convert)
+    def convert_or_leave(self: Any, frame: Any, *args: Any) -> Any:
+        return skip if _is_own_code(frame.f_code) else convert(self, frame, *args)
+
+    yield wrapper, "__call__", convert_or_leave
+
+
 def leave_own_frames() -> None:
     """Keep Dynamo from compiling graphmem's frames, and their callees, after a graph break.
 
     It may still inline them: a function that the program calls in place of PyTorch's is part of the
     program. The functions of absent packages are compiled as the packages' own.
     """
-    frames: Any = torch._C._dynamo.eval_frame
+    if not FRAMES_HAVE_STRATEGIES.holds_in(installed_release()):
+        return
+    frames = _engine()
     skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
     codes = {code for function in _own_functions() for code in _codes_in(function.__code__)}
     for code in codes:
@@ -244,12 +288,16 @@ def _is_graphmems(module: Any) -> bool:
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
     """The code of a graphmem function, and of the functions defined in it."""
-    file = code.co_filename
-    if origin_of(file) is Origin.GRAPHMEM and not is_of_absent_package(file):
+    if _is_own_code(code):
         yield code
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
                 yield from _codes_in(constant)
+
+
+def _is_own_code(code: CodeType) -> bool:
+    file = code.co_filename
+    return origin_of(file) is Origin.GRAPHMEM and not is_of_absent_package(file)
 
 
 def _is_in(rules: dict[Any, Any], function: Any) -> bool:

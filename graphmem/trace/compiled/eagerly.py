@@ -1,8 +1,7 @@
 """`--no-compile`: `torch.compile` returns its argument, and the program runs eagerly.
 
-Functions compiled before the program began, such as by a decorator in an imported module, ask
-`torch._dynamo.eval_frame._callback_from_stance` at each call for their compiler; the answer is
-that of the stance "force_eager": none.
+Functions compiled before the program began, such as by a decorator in an imported module, pass on
+their compiler at each call; as in the stance "force_eager", there is none.
 
 `torch.cond` and its kin have Dynamo find what their functions close over, and compile nothing
 (torch/_higher_order_ops): that is left as it is.
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from graphmem.trace.compiled.dynamo import passing_compilers
 from graphmem.virtual_device.patching import Replacement, replaced
 
 _HIGHER_ORDER = "torch._higher_order_ops."
@@ -49,6 +49,6 @@ def replacements(asked: Callable[[], None]) -> list[Replacement]:
     found: list[Replacement] = [(torch, "compile", run_eagerly)]
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is not None:
-        found.append((frames, "_callback_from_stance", nothing_compiles))
+        found.append(passing_compilers(frames, nothing_compiles))
     as_it_was = [(owner, name, getattr(owner, name)) for owner, name, _ in found]
     return found

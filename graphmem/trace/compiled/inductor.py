@@ -6,6 +6,7 @@ imports from `torch._C` make tensors on the virtual card.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
@@ -14,7 +15,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.compiled_code import CompiledCode
-from graphmem.trace.compiled.kernels import make_launchers, precompile_config, precompiling
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.installed_build import KERNELS_ARE_COMPILED_BY_WORKERS
+from graphmem.trace.compiled.kernels import (
+    make_launchers,
+    precompile_config,
+    precompiling,
+    precompiling_whole,
+)
 from graphmem.trace.compiled.padding import Product, product_of
 from graphmem.trace.compiled.registers import UNKNOWN, NotCompiledError, Usage, usage_of
 from graphmem.trace.compiled.unknowns import Unknowns
@@ -25,6 +33,8 @@ from graphmem.virtual_device.libraries.timing import Timing
 from graphmem.virtual_device.libraries.triton import run_timed
 from graphmem.virtual_device.patching import Replacement, replaced
 
+_COMPARING = ("benchmark_codegened_module", "benchmark_fused_nodes")  # the latter to torch 2.6
+_COPYING = "copy_args_to_cpu_if_needed"
 SETTINGS = {
     "compile_threads": 1,  # there is nothing to compile
 }
@@ -54,9 +64,7 @@ def replacements(
     from torch._inductor.codegen.triton import TritonScheduling
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
-    from torch._inductor.runtime import triton_helpers
-    from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker
-    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+    from torch._inductor.runtime import benchmarking, triton_helpers
 
     def leave_out_graph(devices: Any) -> str:
         unknowns.graphs_left_out()
@@ -67,29 +75,24 @@ def replacements(
             unknowns.tunes()
         return _benchmark(unknowns, recorder, *args, **kwargs)
 
-    def get_inputs(*args: Any, **kwargs: Any) -> Any:
-        with _named(recorder):
-            return inputs_of(*args, **kwargs)
-
-    inputs_of = AlgorithmSelectorCache.get_inputs  # the operands of the products that are timed
     folder = UniformValueConstantFolder
+    compares = next(name for name in _COMPARING if hasattr(TritonScheduling, name))
     return [
         (folder, "__init__", _on_host(folder.__init__)),  # what is multiplied by zero
         (folder, "_deduce_value", _on_host(folder._deduce_value)),
-        (AsyncCompile, "triton", _load),
+        *([(AsyncCompile, "triton", _load)] if _has_workers() else []),
         *_kernels(None if knows_memory else _budget(memory), unknowns),
         _choice_of_configurations(unknowns.tuned, code),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
-        # Which of the two is used is decided when their module is imported.
-        (InductorBenchmarker, "benchmark_gpu", benchmark),
-        (TritonBenchmarker, "benchmark_gpu", benchmark),
-        (AlgorithmSelectorCache, "get_inputs", staticmethod(get_inputs)),
-        (pad_mm, "no_dispatch", recorded),
-        (
-            TritonScheduling,
-            "benchmark_codegened_module",
-            _within(recorded, TritonScheduling.benchmark_codegened_module),
+        # Which of them is used is decided when their module is imported.
+        *(
+            (getattr(benchmarking, name), "benchmark_gpu", benchmark)
+            for name in ("InductorBenchmarker", "TritonBenchmarker")
+            if hasattr(benchmarking, name)
         ),
+        *_operands(recorder),
+        (pad_mm, "no_dispatch", recorded),
+        (TritonScheduling, compares, _within(recorded, getattr(TritonScheduling, compares))),
         *_padding(unknowns.pads),
         *(
             []
@@ -100,24 +103,48 @@ def replacements(
     ]
 
 
+def _operands(recorder: Recorder) -> list[Replacement]:
+    """Name the operands of products that are timed, which one function makes since torch 2.8."""
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    inputs_of = getattr(AlgorithmSelectorCache, "get_inputs", None)
+    if inputs_of is None:
+        return []
+
+    def get_inputs(*args: Any, **kwargs: Any) -> Any:
+        with _named(recorder):
+            return inputs_of(*args, **kwargs)
+
+    return [(AlgorithmSelectorCache, "get_inputs", staticmethod(get_inputs))]
+
+
 def _kernels(
     budget: Callable[[], list[Replacement]] | None, unknowns: Unknowns
 ) -> list[Replacement]:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    copy_args = _within(unknowns.unseen, CachingAutotuner.copy_args_to_cpu_if_needed)
+    usage = _usage(unknowns)
+    found: list[Replacement]
+    if _has_workers():
+        found = [
+            (CachingAutotuner, "precompile", precompiling(usage)),
+            (CachingAutotuner, "_precompile_config", precompile_config),
+            (CachingAutotuner, "_make_launchers", make_launchers),
+        ]
+    else:
+        whole = precompiling_whole(CachingAutotuner.precompile, usage)
+        found = [(CachingAutotuner, "precompile", whole)]
+    if not hasattr(CachingAutotuner, _COPYING):  # before torch 2.6
+        return found
+    copy_args = _within(unknowns.unseen, getattr(CachingAutotuner, _COPYING))
     if not _timing().copies_to_host:
         budget, copy_args = None, _copying_nothing
-    return [
-        (CachingAutotuner, "precompile", precompiling(_usage(unknowns))),
-        (CachingAutotuner, "_precompile_config", precompile_config),
-        (CachingAutotuner, "_make_launchers", make_launchers),
-        (
-            CachingAutotuner,
-            "copy_args_to_cpu_if_needed",
-            copy_args if budget is None else _answering(budget, copy_args),
-        ),
-    ]
+    answering = copy_args if budget is None else _answering(budget, copy_args)
+    return [*found, (CachingAutotuner, _COPYING, answering)]
+
+
+def _has_workers() -> bool:
+    return KERNELS_ARE_COMPILED_BY_WORKERS.holds_in(installed_release())
 
 
 def _copying_nothing(autotuner: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -262,7 +289,7 @@ def _budget(memory: DeviceMemory | None) -> Callable[[], list[Replacement]]:
             highest, now = allocated.peak, allocated.current
         return [
             (module, name, lambda answer=answer: answer)
-            for module in (torch.cuda, torch.accelerator)
+            for module in (torch.cuda, getattr(torch, "accelerator", torch.cuda))
             for name, answer in (("max_memory_allocated", highest), ("memory_allocated", now))
         ]
 
@@ -283,13 +310,15 @@ def _load(compiler: Any, name: str, source: str, *args: Any, **kwargs: Any) -> A
     """`AsyncCompile.triton`: a kernel with the configurations among which Inductor chooses.
 
     A worker process executes the source anew each time (`PyCodeCache.load_by_key_path`, unless
-    `in_toplevel_process`), and then finds the configuration that an earlier call has chosen.
+    `in_toplevel_process`), and then finds the configuration that an earlier call has chosen. Up to
+    torch 2.6 the program's process executes it, once.
     """
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime.compile_tasks import _reload_python_module
 
-    key, path = PyCodeCache.write(source)
-    kernel = getattr(_reload_python_module(key, path, set_sys_modules=False), name)
+    module = _reload_python_module(*PyCodeCache.write(source))
+    sys.modules.pop(module.__name__, None)
+    kernel = getattr(module, name)
     kernel.precompile()
     return kernel
 
@@ -324,7 +353,8 @@ def _named(recorder: Recorder) -> Iterator[None]:
 def _flushed_bytes(unknowns: Unknowns) -> int:
     from torch._inductor import config
 
-    if not (config.use_experimental_benchmarker and _timing().has_own_buffer):
+    uses_own = getattr(config, "use_experimental_benchmarker", True)  # torch 2.7 has it
+    if not (uses_own and _timing().has_own_buffer):
         return _timing().flushed_bytes
     card = torch.cuda.get_device_properties(0)
     size: int | None = getattr(card, "L2_cache_size", None)

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphmem.torch_releases import installed_one
+from graphmem.torch_releases.compiler_names import PRINTERS
 from graphmem.trace.compiled.loop_runs import KINDS, Block, FusedLoop, Step, StepResult
 from graphmem.virtual_device.patching import Replacement
 
@@ -65,7 +67,8 @@ def replacements(note: Callable[[str, KernelCall], None]) -> list[Replacement]:
 
 def _call(arguments: Any, nodes: Any) -> KernelCall:
     names, outer = arguments.python_argdefs()[:2]
-    position = {str(each.name): place for place, each in enumerate(names)}
+    # Up to torch 2.6 the parameters are strings.
+    position = {str(getattr(each, "name", each)): place for place, each in enumerate(names)}
     count = sum(name.startswith(("in_ptr", "out_ptr", "in_out_ptr")) for name in position)
     found = [(node, _loop(node)) for node in nodes]
     loops = tuple(loop for _, loop in found if loop)
@@ -182,6 +185,4 @@ def _combination(combine: Callable[..., Any], values: Any) -> str:
 
 def _text(expression: Any) -> str:
     """An expression of sizes and indices, in Python."""
-    from torch.utils._sympy.printers import PythonPrinter
-
-    return str(PythonPrinter().doprint(expression))
+    return str(installed_one(PRINTERS).PythonPrinter().doprint(expression))

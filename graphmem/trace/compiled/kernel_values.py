@@ -83,9 +83,16 @@ def _written(autotuner: Any, args: Sequence[Any]) -> list[int]:
 
 
 def _parameters(autotuner: Any, *, is_tensor: bool) -> list[str]:
-    signature = autotuner.triton_meta["signature"].items()
+    signature = _by_name(autotuner, "signature").items()
     given = [(name, str(kind)) for name, kind in signature if kind != "constexpr"]
     return [name for name, kind in given if kind.startswith("*") is is_tensor]
+
+
+def _by_name(autotuner: Any, what: str) -> dict[str, Any]:
+    """Facts about parameters, whose keys are positions up to torch 2.5."""
+    names = autotuner.fn.arg_names
+    facts = autotuner.triton_meta[what].items()
+    return {names[key] if isinstance(key, int) else key: value for key, value in facts}
 
 
 def _forget_written(autotuner: Any, args: Sequence[Any]) -> None:
@@ -94,7 +101,7 @@ def _forget_written(autotuner: Any, args: Sequence[Any]) -> None:
     others = [each for each in args if not isinstance(each, torch.Tensor)]
     named = dict(zip(_parameters(autotuner, is_tensor=True), tensors, strict=False))
     named |= dict(zip(_parameters(autotuner, is_tensor=False), others, strict=False))
-    forget_written(autotuner.fn, (), autotuner.triton_meta["constants"] | named)
+    forget_written(autotuner.fn, (), _by_name(autotuner, "constants") | named)
 
 
 class _Buffers:

@@ -67,6 +67,38 @@ def precompiling(usage: Callable[[Any, Any], Usage]) -> Callable[..., None]:
     return precompile
 
 
+def precompiling_whole(
+    precompile: Callable[[Any], None], usage: Callable[[Any, Any], Usage]
+) -> Callable[..., None]:
+    """The same up to torch 2.6, where PyTorch's own `precompile` makes the second configurations.
+
+    Args:
+        precompile: PyTorch's.
+        usage: counts the registers of a kernel in a configuration.
+    """
+
+    def run(autotuner: Any, *args: Any, **kwargs: Any) -> None:
+        if autotuner.launchers:
+            return
+        configs = autotuner.configs
+        for count in (lambda config: _MOST, partial(usage, autotuner)):
+            autotuner.launchers, autotuner.configs = [], configs
+            autotuner._precompile_config = partial(_compiled_and_launcher, count)
+            precompile(autotuner)
+            if len(autotuner.launchers) == len(configs):
+                return
+
+    return run
+
+
+def _compiled_and_launcher(
+    usage: Callable[[Any], Usage], config: Any, *args: Any
+) -> tuple[Any, Launcher]:
+    """`CachingAutotuner._precompile_config` up to torch 2.6."""
+    made = Compiled(config, usage(config))
+    return made.kernel, made.make_launcher()
+
+
 def _compile(autotuner: Any, usage: Callable[[Any], Usage]) -> None:
     autotuner.compile_results = [Compiled(config, usage(config)) for config in autotuner.configs]
     make_launchers(autotuner)

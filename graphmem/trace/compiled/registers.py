@@ -12,6 +12,9 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.installed_build import KERNELS_ARE_COMPILED_BY_WORKERS
+
 _LAUNCHERS = ("use_static_cuda_launcher", "use_static_triton_launcher")
 """Settings of `torch._inductor.config`, whose launchers leave out the compiled kernel."""
 _USAGE = re.compile(r"\bREG:(?P<registers>\d+) STACK:(?P<stack>\d+) .*\bLOCAL:(?P<local>\d+)")
@@ -45,7 +48,8 @@ def usage_of(autotuner: Any, config: Any, compile_config: Callable[..., Any]) ->
     Args:
         autotuner: the kernel, Inductor's `CachingAutotuner`.
         config: its configuration.
-        compile_config: `CachingAutotuner._precompile_config`.
+        compile_config: `CachingAutotuner._precompile_config`, which up to torch 2.6 asks whether
+            only to compile, and returns the kernel and its launcher.
 
     Raises:
         NotCompiledError: Triton's compiler does not run here, as where it is not installed.
@@ -55,8 +59,11 @@ def usage_of(autotuner: Any, config: Any, compile_config: Callable[..., Any]) ->
     settings = {name: False for name in _LAUNCHERS if hasattr(inductor, name)}
     try:
         with inductor.patch(settings):
-            binary = compile_config(autotuner, config).kernel.asm["cubin"]
-        return _counted(binary)
+            if KERNELS_ARE_COMPILED_BY_WORKERS.holds_in(installed_release()):
+                kernel = compile_config(autotuner, config).kernel
+            else:
+                kernel, _ = compile_config(autotuner, config, True)
+        return _counted(kernel.asm["cubin"])
     except Exception as error:
         raise NotCompiledError(str(error).partition("\n")[0]) from error
 

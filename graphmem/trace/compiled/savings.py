@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 from graphmem.compiled_code import CompiledCode, CompiledGraph, GraphBreak
 from graphmem.frames import Origin, is_of_absent_package, origin_of, short_path
@@ -83,15 +84,23 @@ def _is_own(frame: Any) -> bool:
     return origin_of(frame.filename) is Origin.GRAPHMEM
 
 
+def is_backward(graph: Any) -> bool:
+    """Whether a `GraphLowering` is of a backward pass, which before torch 2.6 its name tells."""
+    if hasattr(graph, "is_backward"):
+        return bool(graph.is_backward)
+    context = TracingContext.try_get()
+    return context is not None and "backward" in str(context.aot_graph_name)
+
+
 def compiled_graph(graph: Any) -> CompiledGraph:
     """What a `GraphLowering` that has been compiled fuses and recomputes."""
     buffers = graph.name_to_buffer.items()
     kept = {each.get_origin_node() for name, each in buffers if name not in graph.removed_buffers}
     results = list(_results(graph.module.graph))
     fused = [node for node in results if node not in kept]
-    again = [node for node in results if _is_of_forward(node)] if graph.is_backward else []
+    again = [node for node in results if _is_of_forward(node)] if is_backward(graph) else []
     return CompiledGraph(
-        is_backward=bool(graph.is_backward),
+        is_backward=is_backward(graph),
         results=len(results),
         fused=len(fused),
         fused_bytes=sum(_nbytes(node.meta["val"]) for node in fused),

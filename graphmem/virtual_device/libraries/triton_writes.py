@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from graphmem.silenced import silenced
+from graphmem.torch_releases import installed_release
 from graphmem.virtual_device.unseen_writes import forget, is_known
 
 _ANALYSIS = "torch._higher_order_ops.triton_kernel_wrap"
@@ -71,6 +72,7 @@ def _analysed(kernel: Any, named: dict[str, Any]) -> Collection[str]:
     analysis = import_module(_ANALYSIS)
     with silenced(analysis.log):
         if hasattr(analysis, "identify_mutated_tensors"):
-            return list(analysis.identify_mutated_tensors(kernel, named, {}))
+            descriptors: list[Any] = [{}] if installed_release() >= (2, 8) else []
+            return list(analysis.identify_mutated_tensors(kernel, named, *descriptors))
         accesses = analysis.identify_accessed_tensors(kernel, named, {})
         return [each.name for each in accesses.read_writes.writes]
