@@ -135,6 +135,12 @@ COMPILER_NAMES = (
         _COMPILED,
     ),
     Names(
+        "torch._dynamo.device_interface.CudaInterface",
+        "Event Stream",
+        "timing kernels",
+        "triton.testing.do_bench",
+    ),
+    Names(
         "torch._subclasses.fake_tensor.FakeTensorMode",
         "avoid_device_init",
         "constants of the compiler's trace, which would be made on a card",

@@ -32,6 +32,13 @@ SAVED_TENSOR_HOOKS_CAN_BE_READ = Difference(
     "the hooks for saved tensors can be read, and set aside one by one",
     "torch/csrc/autograd/init.cpp, `_top_saved_tensors_default_hooks`; the wheels of 2.7.1, 2.8.0",
 )
+FLASH_STATE_IS_ON_CARD = Difference(
+    (2, 7),
+    "flash attention keeps the generator's state on the card; before, a seed and an offset on the "
+    "host, unless a CUDA graph is captured",
+    "torch/_meta_registrations.py, `meta__scaled_dot_product_flash_attention`; 2.5.1, 2.6.0 and "
+    "2.7.1 above a pretended card",
+)
 FRAMES_HAVE_STRATEGIES = Difference(
     (2, 7),
     "Dynamo can be told whether to compile a frame before it meets it",
@@ -213,6 +220,7 @@ FUNCTION_APPLY_IS_BUILT_IN = Difference(
 )
 
 ABOVE_THE_KERNELS = (
+    FLASH_STATE_IS_ON_CARD,
     ONLY_LAST_STAGES_KEEP_OUTPUTS,
     FORWARD_NODES_ARE_TAGGED,
     NOTHING_IS_CACHED_IN_INFERENCE,

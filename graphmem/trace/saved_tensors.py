@@ -24,7 +24,7 @@ from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
 from graphmem.graph import Storage
 from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
-from graphmem.trace import checkpoints, jit_tracer, whole_backward
+from graphmem.trace import checkpoints, hook_stack, jit_tracer, whole_backward
 from graphmem.trace.naming import name_saved
 from graphmem.trace.python_functions import is_argument, name_of
 from graphmem.trace.recorder import Recorder
@@ -119,7 +119,11 @@ class SavedTensorHooks:
             (torch.autograd.graph, "disable_saved_tensors_hooks", disabled),
             whole_backward.choosing_hooks(lambda: bool(of_thread.regions)),
         ]
-        with manager(self._pack, self._unpack), replaced(replacements):
+        with (
+            replaced(hook_stack.watched()),
+            manager(self._pack, self._unpack),
+            replaced(replacements),
+        ):
             try:
                 yield
             finally:

@@ -24,6 +24,7 @@ from graphmem import constructors
 from graphmem.gpus import Gpu
 from graphmem.torch_releases import Release, installed_release
 from graphmem.torch_releases.differences import EFFICIENT_ATTENTION_SHARES_KEYS
+from graphmem.torch_releases.installed_build import FLASH_STATE_IS_ON_CARD
 from graphmem.virtual_device.encoder_layers import FastPaths
 from graphmem.virtual_device.operand_checks import check_operands
 from graphmem.virtual_device.patching import Replacement, replaced
@@ -37,10 +38,12 @@ _MASK_ALIGNMENT = 8
 _BIAS_TRAINS = 15
 _HALF = (torch.float16, torch.bfloat16)
 
+_FLASH = (aten._scaled_dot_product_flash_attention.default, aten._flash_attention_forward.default)
 FUSED_ATTENTION = (
     aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._efficient_attention_forward.default,
+    *(() if FLASH_STATE_IS_ON_CARD.holds_in(installed_release()) else _FLASH),
 )
 """Operators whose meta kernels differ from a card in what they return: see `as_returned`."""
 
@@ -366,7 +369,9 @@ def as_returned(
     if func is aten._scaled_dot_product_cudnn_attention.default:
         output, logsumexp, *others = result
         return (output, logsumexp if args[4] else logsumexp.new_empty(0), *others)
-    return _seed_and_offset_on_host(fake_mode, result)
+    if torch.cuda.is_current_stream_capturing():
+        return result
+    return tuple(_drawn_on_host(fake_mode, each) for each in result)
 
 
 def efficient_gradients(
@@ -386,15 +391,10 @@ def efficient_gradients(
     return (*(fake_mode.dispatch(empty, (), (each, each.shape), {}) for each in args[1:4]), None)
 
 
-def _seed_and_offset_on_host(fake_mode: FakeTensorMode, result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Move what memory-efficient attention drew to the CPU, unless captured (cuda/attention.cu)."""
-    if torch.cuda.is_current_stream_capturing():
+def _drawn_on_host(fake_mode: FakeTensorMode, result: Any) -> Any:
+    """Move the seed or the offset of dropout to the CPU (cuda/attention.cu)."""
+    if not isinstance(result, FakeTensor) or (result.dtype, result.dim()) != (torch.int64, 0):
         return result
-    output, logsumexp, seed, offset, *lengths = result
-    return (output, logsumexp, _on_host(fake_mode, seed), _on_host(fake_mode, offset), *lengths)
-
-
-def _on_host(fake_mode: FakeTensorMode, tensor: FakeTensor) -> FakeTensor:
     with torch._C._DisableTorchDispatch():
-        memory = constructors.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        memory = constructors.empty(result.shape, dtype=result.dtype, device="meta")
     return FakeTensor(fake_mode, memory, torch.device("cpu"))

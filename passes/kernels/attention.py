@@ -3,7 +3,8 @@
 (1) Flash, forward: short queries without dropout may be split along the keys, with a partial
     result for each split (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp,
     `set_params_splitkv`, `num_splits_heuristic`), held until the kernel is launched. With
-    dropout the state of the generator is allocated a second time (`mha_fwd`).
+    dropout the state of the generator is allocated a second time (`mha_fwd`). Before torch 2.7
+    there are a seed and an offset, on the host unless a CUDA graph is captured.
 (2) Flash, backward: incoming gradient and output are made contiguous in the kernel's order; then
     row sums and a float32 gradient of the queries are allocated, and with fewer heads of keys than
     of queries a gradient of keys and values for each head of queries (`mha_bwd`). Deterministic
@@ -36,20 +37,24 @@ _ROWS_BLOCK = 128
 _ENOUGH_WORK = 0.8
 _NEAR_BEST = 0.85
 _MOST_SPLITS = 128
+_STATE = "uint64"
 _STATE_BYTES = 16
 
 
 def _flash(call: Call) -> Iterator[Step]:
     """Clause (1)."""
-    *results, state, unused = call.outputs()
+    output, sums, *state = call.outputs()
     held = _of_splits(call)
-    yield from results
+    yield output
+    yield sums
     yield from map(Take, held)
-    if call.value("dropout_p"):
+    if call.value("dropout_p") and any(each.dtype == _STATE for each in call.op.outputs):
         replaced = Scratch("state of the generator", _STATE_BYTES)
-        yield from (Take(replaced), unused, state, Free(replaced))
+        yield Take(replaced)
+        yield from reversed(state)
+        yield Free(replaced)
     else:
-        yield from (state, unused)
+        yield from state
     yield from map(Free, held)
 
 

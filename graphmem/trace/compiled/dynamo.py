@@ -17,6 +17,7 @@ import torch
 import torch.nn.modules.module as module_hooks
 from torch._guards import Guard, TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import graph as autograd_graph
 from torch.fx.experimental import proxy_tensor
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import BaseTorchDispatchMode
@@ -45,6 +46,7 @@ _WITH_FUNCTIONS = (
     *(functools.cached_property, functools.partial, functools._lru_cache_wrapper),
 )
 """Kinds of objects in which a module's functions may be."""
+_DISABLED = "disable_saved_tensors_hooks"
 _OF_STEPS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 _HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", *_FORWARD)
 
@@ -331,6 +333,8 @@ def _hiding_hooks(compile_: Callable[..., Any]) -> Callable[..., Any]:
         hidden = [] if _has_any_global_hook() else without_own_hooks()
         if parameters.bind(*args, **kwargs).arguments["one_graph"]:
             hidden += _without(optimizers, _OF_STEPS)
+        if installed_release() < (2, 7):  # Dynamo cannot look into a generator's context
+            hidden.append((autograd_graph, _DISABLED, original_of(_disabled())))
         with replaced([*hidden, _unguarded([name for _, name, _ in hidden])]):
             return compile_(*args, **kwargs)
 
@@ -350,6 +354,11 @@ def _unguarded(hidden: Iterable[str]) -> Replacement:
         return None if is_hidden else create(guard, builder)
 
     return Guard, "create", create_unless_hidden
+
+
+def _disabled() -> Any:
+    """What `torch.func` asks for while it differentiates; the program's hooks are set aside."""
+    return getattr(autograd_graph, _DISABLED)
 
 
 def _without_own(hooks: dict[int, Any]) -> OrderedDict[int, Any]:

@@ -18,8 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.installed_build import SAVED_TENSOR_HOOKS_CAN_BE_READ
+from graphmem.trace import hook_stack
 from graphmem.trace.backward import Backward
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.later_nodes import LaterNodes
@@ -93,7 +92,7 @@ class Unwatched:
         try:
             with (
                 _disable_current_modes(),
-                _without_saved_tensor_hooks(),
+                hook_stack.set_aside(),
                 replaced([(FakeTensor, "__repr__", _REPRESENT)]),  # printing reads nothing
                 suspended(_is_method),  # Dynamo recognises the original C methods of tensors
                 self._engine.alone(),
@@ -132,27 +131,6 @@ def _may_be_on_card(device: Any) -> bool:
     if isinstance(device, str):
         return device.startswith("cuda")
     return device is None or isinstance(device, int) or device.type == "cuda"
-
-
-@contextmanager
-def _without_saved_tensor_hooks() -> Iterator[None]:
-    autograd: Any = torch._C._autograd
-    if not SAVED_TENSOR_HOOKS_CAN_BE_READ.holds_in(installed_release()):
-        were_left_out = autograd._saved_tensors_hooks_set_tracing(True)  # as AOTAutograd does
-        try:
-            yield
-        finally:
-            autograd._saved_tensors_hooks_set_tracing(were_left_out)
-        return
-    hooks = []
-    while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
-        hooks.append(pair)
-        autograd._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        for pack, unpack in reversed(hooks):
-            autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 class _Nobody:

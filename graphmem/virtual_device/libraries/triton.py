@@ -24,6 +24,7 @@ from graphmem.virtual_device.patching import replaced
 
 _KERNELS = "triton.runtime.jit"
 _CONFIGURATIONS = "triton.runtime.autotuner"
+_DEVICES = "torch._dynamo.device_interface"
 _WARP = 32
 _NEWEST = Timing()
 
@@ -108,6 +109,7 @@ def standing_in(gpu: Gpu, timing: Timing) -> Iterator[None]:
     with (
         prepared(_KERNELS, lambda kernels: _on_card(kernels, VirtualDriver(gpu, timing))),
         prepared(_CONFIGURATIONS, _untimed),
+        prepared(_DEVICES, _with_events),
     ):
         yield
 
@@ -142,6 +144,14 @@ def _untimed(autotuner: ModuleType) -> Iterator[None]:
         with replaced([(autotuner.Autotuner, "check_disk_cache", _benchmark)]):
             yield
     else:
+        yield
+
+
+@contextmanager
+def _with_events(devices: ModuleType) -> Iterator[None]:
+    """Give Triton 3.1's `do_bench` the card's events: it takes them from Dynamo's table."""
+    cuda: Any = devices.CudaInterface
+    with replaced([(cuda, name, getattr(torch.cuda, name)) for name in ("Event", "Stream")]):
         yield
 
 
