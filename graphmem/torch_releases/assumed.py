@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from graphmem.graph import Assumption
 from graphmem.torch_releases import installed_release, parse_release
 from graphmem.torch_releases.differences import NEWEST_TRIED, Difference, Release
-from graphmem.torch_releases.installed_build import ABOVE_THE_KERNELS
+from graphmem.torch_releases.installed_build import ABOVE_THE_KERNELS, COPIES_GO_TO_THE_HOST
 from graphmem.torch_releases.release import written
 
 
@@ -29,7 +29,9 @@ def assumed_of(version: str) -> Iterator[Assumption]:
         )
     asked_for = parse_release(version)
     if asked_for != installed_release():
-        rows = between(asked_for, installed_release(), ABOVE_THE_KERNELS)
+        copies = COPIES_GO_TO_THE_HOST.holds_in(installed_release())
+        above = ABOVE_THE_KERNELS if copies else (*ABOVE_THE_KERNELS, COPIES_GO_TO_THE_HOST)
+        rows = between(asked_for, installed_release(), above)
         differ = "; ".join(f"since {written(row.since)}, {row.what}" for row in rows)
         yield Assumption(
             above_the_kernels(version),

@@ -17,9 +17,17 @@ CHECKPOINTS_HAVE_STAGERS = Difference(
     "`async_save` copies a checkpoint's tensors to the host by a `StateDictStager`",
     "torch/distributed/checkpoint/_state_dict_stager.py, in the wheels of 2.7.1 (none) and 2.8.0",
 )
+COPIES_GO_TO_THE_HOST = Difference(
+    (2, 6),
+    "before a kernel is timed, what it changes and would raise the peak is copied to the host; "
+    "before, all of it is cloned on the card for each timed call",
+    "PR #136701; `CachingAutotuner.bench`, `clone_args` and `copy_args_to_cpu_if_needed` in "
+    "torch/_inductor/runtime/triton_heuristics.py of the wheels of 2.4.1, 2.5.1 and 2.6.0",
+)
+"""Followed for the release that `--torch` chooses, unless the installed one clones."""
 KERNELS_ARE_COMPILED_BY_WORKERS = Difference(
     (2, 7),
-    "a worker compiles Inductor's kernels; before, the program's process does, and keeps each",
+    "a worker compiles Inductor's kernels; before, the program's process does",
     "torch/_inductor/async_compile.py, `triton`, in the wheels of 2.6.0 and 2.7.1",
 )
 CACHED_GRAPHS_ARE_BYTES = Difference(
@@ -43,6 +51,12 @@ FRAMES_HAVE_STRATEGIES = Difference(
     (2, 7),
     "Dynamo can be told whether to compile a frame before it meets it",
     "torch/csrc/dynamo/eval_frame.c, `set_code_exec_strategy`; the wheels of 2.6.0 and 2.7.1",
+)
+BACKWARD_IS_COMPILED_UNDER_MODES = Difference(
+    (2, 8),
+    "compiled autograd runs under dispatch modes",
+    "torch/csrc/dynamo/python_compiled_autograd.cpp; its error in libtorch_python.so of 2.7.1, and "
+    "runs of 2.7.1 and 2.8.0",
 )
 POOLS_ARE_OF_THREADS = Difference(
     (2, 8),

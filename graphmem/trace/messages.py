@@ -214,3 +214,13 @@ class InferenceOfOwnLoopError(InputError):
             "--inference needs a model and inputs, not a step function",
             hint="return (model, inputs) from build(), or leave out --inference",
         )
+
+
+class OldCompiledAutogradError(InputError):
+    """A backward pass is compiled as a whole by a release that cannot do so under a mode."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "backward passes that torch before 2.8 compiles as a whole are not followed",
+            hint="leave `torch._dynamo.config.compiled_autograd` off, or use a newer torch",
+        )

@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch._guards import TracingContext
 
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.installed_build import BACKWARD_IS_COMPILED_UNDER_MODES
+from graphmem.trace.messages import OldCompiledAutogradError
 from graphmem.trace.naming import name_saved
 from graphmem.trace.python_functions import name_of
 from graphmem.trace.recorder import Recorder
@@ -68,7 +71,13 @@ def is_running() -> bool:
 
 
 def run(*args: Any) -> tuple[torch.Tensor | None, ...]:
-    """Run a backward pass, with the arguments of the engine's `run_backward`."""
+    """Run a backward pass, with the arguments of the engine's `run_backward`.
+
+    Raises:
+        InputError: the engine refuses a dispatch mode, as it does before torch 2.8.
+    """
+    if not BACKWARD_IS_COMPILED_UNDER_MODES.holds_in(installed_release()):
+        raise OldCompiledAutogradError()
     _PROCESS.hidden.append(HiddenDevices())
     try:
         results: tuple[torch.Tensor | None, ...] = _ENGINE.run_backward(*args)

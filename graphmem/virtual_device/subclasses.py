@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem import constructors
 from graphmem.caller.tensors import ATTRIBUTES
+from graphmem.torch_releases import installed_release
 from graphmem.virtual_device.patching import Replacement
 
 _OWN = "_graphmem_own"
@@ -103,7 +104,10 @@ def as_plain(value: Any) -> Any:
 def _as_subclass(tensor: torch.Tensor, kind: type) -> torch.Tensor:
     is_fake = isinstance(tensor, FakeTensor)
     if not is_fake or (_dispatches(kind) and not issubclass(kind, FakeTensor)):
-        made: torch.Tensor = _of_host(tensor, _program_class(kind))
+        # Up to torch 2.5 C++ refuses what a mode has returned, an object of Python already.
+        is_unseen = not is_fake and installed_release() < (2, 6)
+        with torch._C._DisableTorchDispatch() if is_unseen else nullcontext():
+            made: torch.Tensor = _of_host(tensor, _program_class(kind))
         return made
     with torch._C.DisableTorchFunctionSubclass(), making(_fake_class(kind)):
         made = torch.ops.aten.alias.default(tensor)

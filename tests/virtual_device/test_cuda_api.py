@@ -37,6 +37,7 @@ from graphmem.virtual_device.messages import MemoryInTraceError
 from tests.support.sizes import CUBLAS_WORKSPACE, GIB, KEPT_WORKSPACES, KIB, MIB
 
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
+_ACCELERATOR: Any = torch.accelerator if installed_release() >= (2, 9) else torch.cuda
 CARD = find_gpu("a100-80gb")
 
 
@@ -62,7 +63,7 @@ class TestRestoring:
         torch.Tensor,
         torch.UntypedStorage,
         torch.autograd.profiler.profile,
-        torch.accelerator,
+        _ACCELERATOR,
         torch.cuda,
         torch.cuda.CUDAGraph,
         torch.cuda.MemPool,
@@ -761,7 +762,7 @@ class TestTraces:
     @pytest.mark.parametrize(
         "ask",
         [torch.cuda.memory_allocated, torch.cuda.memory_summary, torch.cuda.mem_get_info,
-         torch.accelerator.memory_reserved, torch.cuda.memory_snapshot],
+         _ACCELERATOR.memory_reserved, torch.cuda.memory_snapshot],
     )  # fmt: skip
     def test_a_trace_cannot_report_memory_and_names_the_command_that_can(self, ask: Any) -> None:
         with pytest.raises(MemoryInTraceError) as error:

@@ -290,6 +290,9 @@ def _forget() -> None:
         compiler = importlib.import_module("torch._dynamo")
         with whole_backward.spared():
             compiler.reset()
+    codecache = sys.modules.get("torch._inductor.codecache")
+    if codecache and installed_release() < (2, 6):  # which keeps kernels, with what was chosen
+        codecache.PyCodeCache.cache_clear()
     for name in _WHAT_THEY_KNOW_OF_A_CARD:
         if name in sys.modules:
             for cache in _caches_of(sys.modules[name]):

@@ -311,7 +311,7 @@ def _load(compiler: Any, name: str, source: str, *args: Any, **kwargs: Any) -> A
 
     A worker process executes the source anew each time (`PyCodeCache.load_by_key_path`, unless
     `in_toplevel_process`), and then finds the configuration that an earlier call has chosen. Up to
-    torch 2.6 the program's process executes it, once.
+    torch 2.6 the program's process executes it.
     """
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime.compile_tasks import _reload_python_module

@@ -12,14 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphmem.torch_releases import Difference, Release
+from graphmem.torch_releases.installed_build import COPIES_GO_TO_THE_HOST
 
-COPIES_GO_TO_THE_HOST = Difference(
-    (2, 6),
-    "before a kernel is timed, what it changes and would raise the peak is copied to the host; "
-    "before, all of it is cloned on the card for each timed call",
-    "PR #136701; `CachingAutotuner.bench`, `clone_args` and `copy_args_to_cpu_if_needed` in "
-    "torch/_inductor/runtime/triton_heuristics.py of the wheels of 2.4.1, 2.5.1 and 2.6.0",
-)
 TRITON_TAKES_MEBIBYTES = Difference(
     (2, 6),
     "Triton flushes the card's cache with 256 MiB; before, with 256,000,000 bytes",
