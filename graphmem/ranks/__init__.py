@@ -16,6 +16,7 @@ from graphmem.ranks.journal import Journal
 from graphmem.ranks.mail import Mail
 from graphmem.ranks.messages import Messages
 from graphmem.ranks.unwaited import Unwaited
+from graphmem.ranks.works import UNWAITED
 from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 from graphmem.values.known import KnownValues
@@ -76,6 +77,7 @@ def groups_taken_down() -> Iterator[None]:
     try:
         yield
     finally:
+        UNWAITED.clear()
         while _open:
             messages, unwaited, journal = _open.pop()
             LoneGroup.byte_of_barrier = None

@@ -25,11 +25,13 @@ from graphmem.ranks.noted import NotedGroup
 from graphmem.ranks.stores import LoneFileStore, LoneTcpStore
 from graphmem.ranks.unwaited import Unwaited
 from graphmem.ranks.world import World
+from graphmem.torch_releases import installed_release
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.devices import Devices
 from graphmem.virtual_device.patching import Replacement
 
 rendezvous = import_module("torch.distributed.rendezvous")  # a function has the module's name
+_OPTIONS = "backend_options" if installed_release() >= (2, 6) else "pg_options"
 _ALONE = "do what this one does", "not all of them run"
 _BESIDE = (
     "send what this one does, except for objects and values (docs/ranks.md)",
@@ -55,7 +57,7 @@ def replacements(
     ) -> Any:
         if not ranks:
             World(group_size, group_rank, group_size)  # refuses a rank outside the world
-        kw |= {"backend_options": None, "device_id": None}
+        kw |= {_OPTIONS: None, "device_id": None}
         group, prefix = helper(group_size, group_rank, ranks, "fake", store, *args, **kw)
         if group is not distributed_c10d.GroupMember.NON_GROUP_MEMBER:
             _rename(group, asked)

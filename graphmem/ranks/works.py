@@ -10,12 +10,19 @@ fixtures/cuda/ranks).
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
 from torch.futures import Future
+
+from graphmem.frames import Origin, origin_of
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.installed_build import WORKS_OF_PYTHON_ARE_HELD
 
 Tensors = Sequence[torch.Tensor]
 Arrival = Callable[[], object]
@@ -69,6 +76,20 @@ class MessageStream:
         return done
 
 
+_OF_GROUPS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("group", "noted", "works")}
+UNWAITED: dict[int, Any] = {}
+"""What C++ will wait for, and would forever: before torch 2.7 it holds no object of Python."""
+
+
+def _is_for_cpp() -> bool:
+    """Whether C++ called the group; PyTorch's Python, and graphmem's, hold their works."""
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_filename in _OF_GROUPS:
+        frame = frame.f_back
+    file = frame.f_code.co_filename
+    return origin_of(file) is not Origin.GRAPHMEM and file != distributed_c10d.__file__
+
+
 class DoneWork(_Work):  # type: ignore[misc]
     """A collective that is done at once, but holds tensors until it is waited for.
 
@@ -85,9 +106,12 @@ class DoneWork(_Work):  # type: ignore[misc]
         self._future: Any = None
         self.arrivals: list[Arrival] = []
         self.done: Any = None
+        if not WORKS_OF_PYTHON_ARE_HELD.holds_in(installed_release()) and _is_for_cpp():
+            UNWAITED[id(self)] = self
 
     def wait(self, timeout: Any = None) -> bool:
         """Receive the values that other ranks sent, and release the tensors held."""
+        UNWAITED.pop(id(self), None)
         while self.arrivals:
             self.arrivals.pop(0)()
         if self.done is not None:

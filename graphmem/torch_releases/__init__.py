@@ -10,6 +10,7 @@ from graphmem.torch_releases.differences import AUTOCAST_CASTS_RMS_NORM, Differe
 from graphmem.torch_releases.installed_build import (
     ARGUMENTS_HOLD_GRADIENTS,
     COPIES_TO_DEVICES_KEPT_OFF,
+    FLASH_STATE_IS_ON_CARD,
     FUNCTION_APPLY_IS_BUILT_IN,
     INNER_NODES_ARE_DESTROYED,
     INTRUSIVE_NODES,
@@ -28,6 +29,7 @@ __all__ = [
     "ARGUMENTS_HOLD_GRADIENTS",
     "AUTOCAST_CASTS_RMS_NORM",
     "COPIES_TO_DEVICES_KEPT_OFF",
+    "FLASH_STATE_IS_ON_CARD",
     "FUNCTION_APPLY_IS_BUILT_IN",
     "INNER_NODES_ARE_DESTROYED",
     "INTRUSIVE_NODES",

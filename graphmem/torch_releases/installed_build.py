@@ -47,6 +47,11 @@ FLASH_STATE_IS_ON_CARD = Difference(
     "torch/_meta_registrations.py, `meta__scaled_dot_product_flash_attention`; 2.5.1, 2.6.0 and "
     "2.7.1 above a pretended card",
 )
+WORKS_OF_PYTHON_ARE_HELD = Difference(
+    (2, 7),
+    "C++ holds the Python object of a collective that a group in Python returns",
+    "torch/csrc/distributed/c10d/PyProcessGroup.hpp, `PyWorkHolder`; runs of 2.6.0 and 2.7.1",
+)
 FRAMES_HAVE_STRATEGIES = Difference(
     (2, 7),
     "Dynamo can be told whether to compile a frame before it meets it",

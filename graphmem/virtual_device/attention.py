@@ -22,11 +22,11 @@ from torch.nested._internal import sdpa
 
 from graphmem import constructors
 from graphmem.gpus import Gpu
-from graphmem.torch_releases import Release, installed_release
+from graphmem.torch_releases import FLASH_STATE_IS_ON_CARD, Release, installed_release
 from graphmem.torch_releases.differences import EFFICIENT_ATTENTION_SHARES_KEYS
-from graphmem.torch_releases.installed_build import FLASH_STATE_IS_ON_CARD
 from graphmem.virtual_device.encoder_layers import FastPaths
 from graphmem.virtual_device.operand_checks import check_operands
+from graphmem.virtual_device.overriding import decomposed_by
 from graphmem.virtual_device.patching import Replacement, replaced
 
 aten = torch.ops.aten
@@ -93,7 +93,7 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
         for key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, key)
         FastPaths(attention, is_fused).implement(library)
-        with replaced(_of_jagged(gpu)):
+        with decomposed_by("scaled_dot_product_attention", attention), replaced(_of_jagged(gpu)):
             yield
     finally:
         library._destroy()
