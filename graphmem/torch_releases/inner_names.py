@@ -186,7 +186,6 @@ INNER_NAMES = (
     Names("torch._C", "_RestorePythonTLSSnapshot", "autocast inside composites", "inference mode"),
     Names("torch._C._nn", "_parse_to", "devices given by number", "`.to(0)`"),
     Names("torch._ops", "OpOverload", "operations", _NO_TRACE),
-    Names("torch._ops.OpOverload", "_op_dk", "composites", "inference", before=(2, 8)),
     Names("torch._ops.OpOverload", "_can_decompose", "composites", "inference mode"),
     Names("torch.library.Library", "_destroy", "removing kernels again", _NO_TRACE),
     Names("torch.library", "_impls", "kernels in place of others", _NO_TRACE, before=(2, 8)),

@@ -43,7 +43,11 @@ def decomposed_by(name: str, kernel: Callable[..., Any]) -> Iterator[None]:
     def decompose(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if first.device.type == "cuda":
             return kernel(first, *args, **kwargs)
-        return operator._op_dk(composite, first, *args, **kwargs)
+        del operator.py_kernels[composite]
+        try:
+            return operator.decompose(first, *args, **kwargs)
+        finally:
+            operator.py_kernels[composite] = decompose
 
     operator.py_kernels[composite] = decompose
     try:
