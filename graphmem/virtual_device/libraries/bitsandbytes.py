@@ -35,7 +35,8 @@ from graphmem.virtual_device.patching import replaced
 
 _LOADER = "bitsandbytes.cextension"
 _SETUP = "bitsandbytes.cuda_setup.main"
-_KERNELS = "bitsandbytes.backends.cuda.ops"
+_BACKENDS = "bitsandbytes.backends"
+_KERNELS = f"{_BACKENDS}.cuda.ops"
 _CONTEXT = 1  # any address but null
 
 
@@ -48,7 +49,8 @@ def standing_in() -> Iterator[None]:
             stack.enter_context(executed_by(_LOADER, _execute))
         elif _KERNELS not in sys.modules:
             stack.enter_context(replaced(_in_imported(loader)))
-            import_module(_KERNELS)
+            if importlib.util.find_spec(_BACKENDS) is not None:  # else `functional` has them
+                import_module(_KERNELS)
         _LIBRARY.is_on = True
         stack.callback(setattr, _LIBRARY, "is_on", False)
         yield
