@@ -82,8 +82,7 @@ class LineSearches:
         threshold: Any = maker.args[1]
         if maker.operator is aten.gt.Scalar:  # `ys > 1e-10`, and `gtd > -tolerance_change`
             return bool(threshold > 0)
-        if (
-            maker.operator is aten.lt.Scalar
-        ):  # `min(1.0, 1.0 / sum)`, and `f_new > f + c1 * t * gtd`
+        # `min(1.0, 1.0 / sum)`, and `f_new > f + c1 * t * gtd`
+        if maker.operator is aten.lt.Scalar:
             return isinstance(compared, Node) and compared.operator is aten.mul.Tensor
         return maker.operator is aten.le.Tensor

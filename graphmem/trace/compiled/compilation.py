@@ -267,12 +267,10 @@ def _cache_of_its_own() -> Iterator[None]:
 
 def _unload(folder: str) -> None:
     """Unload the modules of kernels in a folder: they hold functions that the trace replaced."""
-    if _CODE in sys.modules:
-        cache = sys.modules[_CODE].PyCodeCache
-        for module in [each for each in cache.modules if str(each.__file__).startswith(folder)]:
-            cache.modules.remove(module)
-            cache.modules_no_attr.pop(module.__file__, None)
-            sys.modules.pop(module.__name__, None)
+    for name, module in list(sys.modules.items()):
+        is_kernel = name.startswith("torch._inductor.")
+        if is_kernel and str(vars(module).get("__file__")).startswith(folder):
+            del sys.modules[name]
 
 
 @contextmanager
@@ -290,9 +288,8 @@ def _forget() -> None:
         compiler = importlib.import_module("torch._dynamo")
         with whole_backward.spared():
             compiler.reset()
-    codecache = sys.modules.get("torch._inductor.codecache")
-    if codecache and installed_release() < (2, 6):  # which keeps kernels, with what was chosen
-        codecache.PyCodeCache.cache_clear()
+    if _CODE in sys.modules:  # up to torch 2.5 it finds kernels by their code, with what was chosen
+        sys.modules[_CODE].PyCodeCache.cache_clear()
     for name in _WHAT_THEY_KNOW_OF_A_CARD:
         if name in sys.modules:
             for cache in _caches_of(sys.modules[name]):
