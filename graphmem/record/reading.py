@@ -135,7 +135,8 @@ class _Reader:
             if row.op is not None:
                 if row.op != len(ops):
                     raise ValueError("operations that are not in the order of their nodes")
-                op = self._op(row, args, operators, nodes)
+                kwargs = {key: decoded(arg, nodes) for key, arg in row.kwargs.items()}
+                op = self._op(len(ops), operators, args, kwargs)
                 written.append(op)
                 ops.append(op)
                 nodes.append(op)
@@ -148,14 +149,13 @@ class _Reader:
         return ops
 
     def _op(
-        self, node: rows.NodeRow, args: tuple[Any, ...], operators: list[Any], nodes: list[Node]
+        self, index: int, operators: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Op:
-        index = node.op or 0
         row = _at(self._tables.ops, index)
         op = Op(
             args=args,
             operator=_at(operators, row.target),
-            kwargs={key: decoded(arg, nodes) for key, arg in node.kwargs.items()},
+            kwargs=kwargs,
             target=self._tables.operators[row.target].name,
             index=index,
             tick=row.tick,

@@ -9,7 +9,6 @@ these nodes describe their tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from types import NoneType
 from typing import Any
 
 import torch
@@ -18,12 +17,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from graphmem.graph import TensorOut
 from graphmem.nodes import NO_KEYWORDS, Node, NodeList
+from graphmem.virtual_device.fake_mode import PLAIN
 from graphmem.virtual_device.notes import NOTHING, Note
 
 MadeBy = Node | tuple[Node, int]
 """The node that made a tensor, or the node and the tensor's position among its results."""
 
-_PLAIN = frozenset({bool, float, int, NoneType, str, torch.device, torch.dtype})
 _INT = frozenset({int})
 _SIZES: dict[tuple[int, ...], list[int]] = {}
 _NOTED = frozenset({torch.Tensor, FakeTensor})
@@ -81,7 +80,7 @@ class NodeWriter:
 
     def _to_nodes(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return value
         if isinstance(value, torch.Tensor):
             return self._node_of(value)

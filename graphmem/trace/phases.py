@@ -20,7 +20,7 @@ class Phases:
         step: the running iteration; -1 before the first one.
         pending: the phase that the next operation begins, if any.
         passes: how many forward and backward passes have begun.
-        index: the running phase's position in `StepGraph.phases`.
+        index: the running phase's position in `StepGraph.phases`; its operations share the number.
     """
 
     def __init__(self, graph: StepGraph, next_tick: Callable[[], int]) -> None:

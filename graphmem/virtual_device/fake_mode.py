@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
@@ -18,7 +19,7 @@ from graphmem.torch_releases.manifest import check_supported
 from graphmem.values.held import HeldValues
 from graphmem.virtual_device.class_losses import LOSSES, with_longs
 from graphmem.virtual_device.layouts import LAYOUTS, VIEWS, view_of
-from graphmem.virtual_device.listed_results import ListedResults, listed
+from graphmem.virtual_device.listed_results import listed
 from graphmem.virtual_device.missing_kernels import check_kernel
 from graphmem.virtual_device.nondeterministic import unasked
 from graphmem.virtual_device.operand_checks import check_operands
@@ -30,9 +31,10 @@ _TO_COPY = torch.ops.aten._to_copy.default
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _VIEW = torch.ops.aten.view.default
 _WHERE = torch.ops.aten.where.self
-_PLAIN = frozenset(
+PLAIN = frozenset(
     {bool, float, int, NoneType, str, torch.device, torch.dtype, torch.layout, torch.memory_format}
 )
+"""The kinds of arguments that are what they say: no tensor, and nothing that holds others."""
 _WHOLE = frozenset({int})
 _CONSTANTS = frozenset({int, NoneType})
 _UPDATES = frozenset(
@@ -53,6 +55,18 @@ class _OfThread(threading.local):
     in_kernel = False
     key: Any = None
     """The running operation's key in PyTorch's cache, if it has one."""
+
+
+class _Answer(NamedTuple):
+    """What an operation returns that has run before.
+
+    Attributes:
+        results: descriptions of the results, as entries of PyTorch's cache have them.
+        together: makes what is returned of the list of them.
+    """
+
+    results: Sequence[Any]
+    together: Callable[[list[Any]], Any]
 
 
 class VirtualFakeMode(FakeTensorMode):
@@ -76,7 +90,7 @@ class VirtualFakeMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self.wrap = _wrapping(self)
         self._empty_strided = torch.empty_strided  # a virtual GPU's resolves devices by number
-        self._answers: dict[tuple[Any, ...], Any] = {}
+        self._answers: dict[tuple[Any, ...], _Answer] = {}
 
     def dispatch(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Dispatch as PyTorch does, except for operators with a kernel of graphmem's."""
@@ -97,14 +111,12 @@ class VirtualFakeMode(FakeTensorMode):
         with torch._C.DisableTorchFunction():  # else each look at a tensor looks for it
             key = self._key_of(func, args, kwargs)
             answer = None if key is None else self._answers.get(key)
-            infos = () if answer is None else _results_of(answer)
-            made = [self._made_again(each, args) for each in infos]
+            results = () if answer is None else answer.results
+            made = [self._made_again(each, args) for each in results]
         if answer is None:
             return self._ask(key, func, types, args, kwargs)
         FakeTensorMode.cache_hits += 1
-        if isinstance(answer, ListedResults):
-            return made
-        return tuple(made) if getattr(answer, "is_output_tuple", False) else made[0]
+        return answer.together(made)
 
     def _key_of(self, func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, ...] | None:
         """What PyTorch's key in its cache has (`_cache_key`); None if only PyTorch can tell.
@@ -141,11 +153,12 @@ class VirtualFakeMode(FakeTensorMode):
                 args = as_plain(args)
                 kwargs = {name: as_plain(each) for name, each in (kwargs or {}).items()}
                 result = super().dispatch(func, types, args, kwargs)
-            answer = listed(func, result, args) or FakeTensorMode.cache.get(of_thread.key)
+            entry = FakeTensorMode.cache.get(of_thread.key)
         finally:
             of_thread.key = outer
-        infos = _results_of(answer)
-        if key is not None and infos and all(map(self._is_plain_answer, infos)):
+        in_list = listed(func, result, args)
+        answer = _Answer(in_list, list) if in_list else _answer_of(entry)
+        if key is not None and answer.results and all(map(self._is_plain_answer, answer.results)):
             self._answers[key] = answer
         return result
 
@@ -252,7 +265,7 @@ class VirtualFakeMode(FakeTensorMode):
             kind = type(arg)
             if kind is float and getattr(result[0], "overloadpacket", None) in _UPDATES:
                 result.append(kind)
-            elif kind in _PLAIN:
+            elif kind in PLAIN:
                 result += (kind, arg)
             elif kind is FakeTensor and self._is_plain(arg):
                 result.append(_looks(arg))
@@ -280,14 +293,14 @@ def nested_int(number: int) -> torch.SymInt:
     return torch.SymInt(NestedIntNode(number, 1))
 
 
-def _results_of(answer: Any) -> Sequence[Any]:
-    """The results that an entry describes; before torch 2.6 it is itself the description of one.
+def _answer_of(entry: Any) -> _Answer:
+    """The answer in an entry of PyTorch's cache; None, and one that refuses, have no results.
 
-    None and an entry that refuses to answer describe none.
+    Before torch 2.6 an entry is itself the description of one result.
     """
-    only = (answer,) if hasattr(answer, "inplace_idx") else ()
-    results: Sequence[Any] = getattr(answer, "output_infos", only)
-    return results
+    only = (entry,) if hasattr(entry, "inplace_idx") else ()
+    is_tuple = getattr(entry, "is_output_tuple", False)
+    return _Answer(getattr(entry, "output_infos", only), tuple if is_tuple else itemgetter(0))
 
 
 def _wrapping(mode: VirtualFakeMode) -> Callable[[torch.Tensor, torch.device], FakeTensor]:

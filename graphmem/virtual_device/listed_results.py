@@ -22,22 +22,15 @@ class _Result(NamedTuple):
     view_idx: None = None
 
 
-class ListedResults(NamedTuple):
-    """What such an operation returns, as an entry of PyTorch's cache."""
-
-    output_infos: tuple[_Result, ...]
-    is_output_tuple: bool = False
-
-
-def listed(func: Any, result: Any, args: Sequence[Any]) -> ListedResults | None:
-    """The entry for a list of results; None if they are not those of a loop over tensors."""
+def listed(func: Any, result: Any, args: Sequence[Any]) -> list[_Result] | None:
+    """Describe a list of results; None if they are not those of a loop over tensors."""
     if not (type(result) is list and str(func).startswith("aten._foreach_")):
         return None
     taken = {each.untyped_storage()._cdata for each in tree_leaves(args) if _is_fake(each)}
     own = {each.untyped_storage()._cdata for each in result if _is_fake(each)}
     if len(own) < len(result) or not own.isdisjoint(taken):
         return None
-    return ListedResults(tuple(_Result(extract_tensor_metadata(each)) for each in result))
+    return [_Result(extract_tensor_metadata(each)) for each in result]
 
 
 def _is_fake(value: Any) -> bool:

@@ -50,12 +50,8 @@ def draws_random_numbers(op: Op) -> bool:
     target = op.operator
     if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return False
-    arguments = {argument.name: i for i, argument in enumerate(target._schema.arguments)}
-    position = arguments.get("dropout_p")
-    if position is None:
-        return True
-    given = op.args[position] if position < len(op.args) else 0.0
-    return bool(op.kwargs.get("dropout_p", given))
+    is_attention = any(each.name == "dropout_p" for each in target._schema.arguments)
+    return not is_attention or bool(op.argument("dropout_p"))
 
 
 class _AnyGenerator(_TorchMeta):  # type: ignore[misc]

@@ -332,11 +332,7 @@ class TestNodes:
         for _ in range(3):
             notes.empty(2)
         names = list(notes.graph.nodes.names().values())
-        assert list(names) == [
-            "empty_memory_format",
-            "empty_memory_format_1",
-            "empty_memory_format_2",
-        ]
+        assert names == ["empty_memory_format", "empty_memory_format_1", "empty_memory_format_2"]
 
     def test_a_tensor_that_no_operation_made_is_a_placeholder(self, notes: Notes) -> None:
         notes.empty(1)

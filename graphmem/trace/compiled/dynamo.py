@@ -47,6 +47,7 @@ _WITH_FUNCTIONS = (
 )
 """Kinds of objects in which a module's functions may be."""
 _DISABLED = "disable_saved_tensors_hooks"
+"""`torch.func` asks for it while it differentiates; the program's hooks are set aside."""
 _OF_STEPS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 _HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", *_FORWARD)
 
@@ -334,7 +335,9 @@ def _hiding_hooks(compile_: Callable[..., Any]) -> Callable[..., Any]:
         if parameters.bind(*args, **kwargs).arguments["one_graph"]:
             hidden += _without(optimizers, _OF_STEPS)
         if installed_release() < (2, 7):  # Dynamo cannot look into a generator's context
-            hidden.append((autograd_graph, _DISABLED, original_of(_disabled())))
+            hidden.append(
+                (autograd_graph, _DISABLED, original_of(getattr(autograd_graph, _DISABLED)))
+            )
         with replaced([*hidden, _unguarded([name for _, name, _ in hidden])]):
             return compile_(*args, **kwargs)
 
@@ -354,11 +357,6 @@ def _unguarded(hidden: Iterable[str]) -> Replacement:
         return None if is_hidden else create(guard, builder)
 
     return Guard, "create", create_unless_hidden
-
-
-def _disabled() -> Any:
-    """What `torch.func` asks for while it differentiates; the program's hooks are set aside."""
-    return getattr(autograd_graph, _DISABLED)
 
 
 def _without_own(hooks: dict[int, Any]) -> OrderedDict[int, Any]:
